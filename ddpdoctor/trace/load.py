@@ -77,7 +77,11 @@ def load_traces(
         else:
             loaded[number] = shared.intern(trace) if len(files) > 1 else trace
     if not loaded:
-        raise UnusableInput(_no_usable_file(list(files), [failed[i] for i in sorted(failed)]))
+        if not files:
+            raise UnusableInput("No profiler trace to read.")
+        first = failed[min(failed)]
+        many = f"None of the {len(files)} files can be used; the first: {first}"
+        raise UnusableInput(first if len(failed) == 1 else many)
     traces, notes = select_job([loaded[i] for i in sorted(loaded)], job)
     notes[:0] = _merged_notes(traces)
     cut = [within_host_recording(trace) for trace in traces]
@@ -166,24 +170,15 @@ def _engine(
 ) -> Engine:
     if engine is not None:
         return open_engine(engine, jobs)
-    workers = min(jobs or _processors(), len(files))
+    # In a container, fewer processors may be used than the machine has.
+    is_known = hasattr(os, "sched_getaffinity")
+    processors = len(os.sched_getaffinity(0)) if is_known else os.cpu_count() or 1
+    workers = min(jobs or processors, len(files))
     # A malicious Parquet file can crash the process that reads it.
-    if not any(map(is_archive, files)) and not _worth_processes(files, workers):
-        return partial(read_serially, on_progress=on_progress)
-    return partial(read_in_processes, workers=workers, on_progress=on_progress)
-
-
-def _processors() -> int:
-    """Processors that this process may use; in a container fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _worth_processes(files: Sequence[str], workers: int) -> bool:
-    if workers < 2:
-        return False
-    return sum(_sizes(files)) * (1 - 1 / workers) > _WORTH_PROCESSES_BYTES
+    saves_bytes = sum(_sizes(files)) * (1 - 1 / workers) if workers > 1 else 0.0
+    if any(map(is_archive, files)) or saves_bytes > _WORTH_PROCESSES_BYTES:
+        return partial(read_in_processes, workers=workers, on_progress=on_progress)
+    return partial(read_serially, on_progress=on_progress)
 
 
 def _worth_keeping(files: Sequence[str]) -> bool:
@@ -213,14 +208,6 @@ def _size(place: str) -> int:
         return 0
 
 
-def _no_usable_file(files: list[str], reasons: list[str]) -> str:
-    if not files:
-        return "No profiler trace to read."
-    if len(reasons) == 1:
-        return reasons[0]
-    return f"None of the {len(files)} files can be used; the first: {reasons[0]}"
-
-
 _MAX_GAP_NS = 600 * 10**9
 """Traces further apart are different recordings: clocks of hosts, and windows of ranks, differ by less."""
 
@@ -245,9 +232,12 @@ def select_job(traces: list[RankTrace], chosen: int | None = None) -> tuple[list
     kept = groups[(chosen or 1) - 1]
     others = [t for group in groups if group is not kept for t in group]
     if others:
-        notes.append(_skipped_note(kept, others))
-    numbered = _numbered(kept, notes)
-    unique = _one_per_rank(numbered, notes)
+        notes.append(
+            "The files come from more than one job or recording (they differ in world size or backend, "
+            f"or lie far apart in time): the {len(kept)} that belong together are used, {len(others)} left out, "
+            f"such as {others[0].meta.source}. To analyse those, name their files or choose with --job N."
+        )
+    unique = _one_per_rank(_numbered(kept, notes), notes)
     return sorted(unique, key=lambda t: -1 if t.meta.rank is None else t.meta.rank), notes
 
 
@@ -256,10 +246,11 @@ def _jobs(traces: list[RankTrace]) -> list[list[RankTrace]]:
     kinds: dict[tuple[int | None, str | None, str], list[RankTrace]] = defaultdict(list)
     for trace in traces:
         kinds[trace.meta.world_size, trace.meta.backend, trace.meta.clock].append(trace)
-    groups = []
-    for (_, _, clock), members in kinds.items():
-        groups.extend([members] if clock == "relative" else _cluster_by_time(members))
-    return groups
+    return [
+        group
+        for (_, _, clock), members in kinds.items()
+        for group in ([members] if clock == "relative" else _cluster_by_time(members))
+    ]
 
 
 def _cluster_by_time(traces: Iterable[RankTrace]) -> list[list[RankTrace]]:
@@ -295,16 +286,6 @@ def _listed(groups: list[list[RankTrace]]) -> str:
 def _completeness(group: list[RankTrace]) -> tuple[int, int, int]:
     ranks = {t.meta.rank if t.meta.rank is not None else t.meta.source for t in group}
     return len(ranks), sum(t.size for t in group), max(t.span_ns[1] for t in group)
-
-
-def _skipped_note(kept: list[RankTrace], others: list[RankTrace]) -> str:
-    first = others[0].meta.source
-    return (
-        "The files come from more than one job or recording (they differ in world size or backend, "
-        f"or lie far apart in time): "
-        f"the {len(kept)} that belong together are used, {len(others)} left out, such as {first}. "
-        "To analyse those, name their files or choose with --job N."
-    )
 
 
 def _numbered(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:

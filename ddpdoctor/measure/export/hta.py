@@ -54,9 +54,8 @@ def hta_results(traces: Sequence[RankTrace]) -> dict[str, Any]:
     notes: list[str] = []
     for rank, trace in _numbered(traces, notes):
         if not device_work(trace).any():
-            failures.setdefault(("", "the trace has no device events, and HTA uses nothing else"), []).append(
-                rank
-            )
+            why = "the trace has no device events, and HTA uses nothing else"
+            failures.setdefault(("", why), []).append(rank)
             continue
         # One container for each rank: inside of HTA, one rank without data would end the analysis of all.
         container = hta_trace({rank: trace})
@@ -65,7 +64,11 @@ def hta_results(traces: Sequence[RankTrace]) -> dict[str, Any]:
             results[name] += records
             if reason:
                 failures.setdefault((name, reason), []).append(rank)
-    results["notes"] = notes + [_sentence(name, reason, ranks) for (name, reason), ranks in failures.items()]
+    for (name, reason), ranks in failures.items():
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        what = name.replace("_", " ").capitalize() or "All analyses"
+        notes.append(f"{what}, {who}: {reason}.")
+    results["notes"] = notes
     return results
 
 
@@ -204,11 +207,6 @@ def _attempt(analysis: Callable[[Any, int], Records], container: Any, rank: int)
     if not records:
         return [], "the trace has no such event, or none that HTA knows by name"
     return records, ""
-
-
-def _sentence(name: str, reason: str, ranks: list[int]) -> str:
-    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    return f"{name.replace('_', ' ').capitalize() if name else 'All analyses'}, {who}: {reason}."
 
 
 def _temporal_breakdown(container: Any, rank: int) -> Records:

@@ -13,7 +13,6 @@ from posixpath import basename
 import msgspec
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from ddpdoctor.measure.align import Matched, align_and_match, align_logs, exclude_suspended
 from ddpdoctor.measure.metrics import readings
@@ -96,7 +95,11 @@ def recorded_tables(
     drawn, matched = align_and_match(windows if shown else [])
     if matched.refused:
         notes.append(f"Collectives could not be matched across ranks: {matched.refused}.")
-    steps = [row for log in logs for row in _log_steps(log)]
+    steps = [
+        (log.rank, LOG, step.number, step.start_ns, step.end_ns, ",".join(step.marks))
+        for log in logs
+        for step in log.steps
+    ]
     events = [row for log in logs for row in _log_events(log)]
     for window in drawn:
         events += _window_events(window)
@@ -117,10 +120,6 @@ def recorded_tables(
         {w.rank: w.host for w in windows if w.host} | {log.rank: log.host for log in logs if log.host},
         notes,
     )
-
-
-def _log_steps(log: RankLog) -> list[tuple[object, ...]]:
-    return [(log.rank, LOG, s.number, s.start_ns, s.end_ns, ",".join(s.marks)) for s in log.steps]
 
 
 def _log_events(log: RankLog) -> list[tuple[object, ...]]:
@@ -254,50 +253,41 @@ def details(logs: Sequence[RankLog], windows: Sequence[Window]) -> pl.DataFrame:
     """Details of recordings on one clock, schema :data:`DETAILS`."""
     ranks = len({log.rank for log in logs} | {window.rank for window in windows})
     most = max(TUNING.most_rows // max(ranks, 1), TUNING.fewest_rows)
-    tables = [_longest(pl.concat([*_of_window(window)]), most) for window in windows]
-    tables += [_longest(table, most) for table in _sampled(samples_of(logs))]
-    return pl.concat([pl.DataFrame(schema=DETAILS), *tables]).sort("rank", "track", "start_ns")
+    tables = [*(pl.concat([*_of_window(window)]) for window in windows), *_sampled(samples_of(logs))]
+    longest = [table if len(table) <= most else table.top_k(most, by="duration_ns") for table in tables]
+    return pl.concat([pl.DataFrame(schema=DETAILS), *longest]).sort("rank", "track", "start_ns")
 
 
 def counters(telemetry: Mapping[str, HostTelemetry]) -> pl.DataFrame:
     """Counters of all hosts, each on its own clock, schema :data:`COUNTERS`."""
-    rows = [
-        (source, field, unit, time, value)
-        for source, field, unit, times, values in readings(telemetry)
-        for time, value in _thinned(times, values)
-    ]
+    rows: list[tuple[object, ...]] = []
+    for source, field, unit, times, values in readings(telemetry):
+        stride = -(-len(values) // TUNING.most_readings) or 1
+        known = ~np.isnan(values[::stride])
+        thinned = zip(times[::stride][known].tolist(), values[::stride][known].tolist(), strict=True)
+        rows += [(source, field, unit, time, value) for time, value in thinned]
     return pl.DataFrame(rows, schema=COUNTERS, orient="row")
-
-
-def _thinned(times: Ints, values: NDArray[np.float64]) -> Iterator[tuple[int, float]]:
-    stride = -(-len(values) // TUNING.most_readings) or 1
-    known = ~np.isnan(values[::stride])
-    return zip(times[::stride][known].tolist(), values[::stride][known].tolist(), strict=True)
-
-
-def _longest(table: pl.DataFrame, most: int) -> pl.DataFrame:
-    return table if len(table) <= most else table.top_k(most, by="duration_ns")
 
 
 def _of_window(window: Window) -> Iterator[pl.DataFrame]:
     trace = window.trace
     yield pl.DataFrame(schema=DETAILS)
     marks = trace.name_mask(lambda name: classify.step_number(name) is not None)
-    yield _rows(window, "annotations", np.flatnonzero(trace.category_mask("user_annotation") & ~marks))
+    yield _slices(window, "annotations", np.flatnonzero(trace.category_mask("user_annotation") & ~marks))
     operators = trace.category_mask("cpu_op") & ~marks
     training = main_lane(trace)
     for number, lane in enumerate(
         sorted(np.unique(trace.lane[operators]).tolist(), key=lambda lane: lane != training)
     ):
         label = "operators" if lane == training else f"operators, thread {number + 1}"
-        yield _rows(window, label, _outer(trace, np.flatnonzero(operators & (trace.lane == lane))))
+        yield _slices(window, label, _outer(trace, np.flatnonzero(operators & (trace.lane == lane))))
     work = classify.device_work(trace)
     for stream in np.unique(trace.stream[work]).tolist():
         label = "device" if stream < 0 else f"stream {stream}"
-        yield _rows(window, label, np.flatnonzero(work & (trace.stream == stream)))
+        yield _slices(window, label, np.flatnonzero(work & (trace.stream == stream)))
 
 
-def _rows(window: Window, track: str, rows: Ints) -> pl.DataFrame:
+def _slices(window: Window, track: str, rows: Ints) -> pl.DataFrame:
     trace = window.trace
     names = [trace.names[name][: TUNING.most_letters] for name in trace.name[rows].tolist()]
     start = trace.start_ns[rows] + window.shifted_ns

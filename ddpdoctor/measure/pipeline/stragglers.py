@@ -273,13 +273,11 @@ _MOST_SLOW = 0.5
 def straggler_facts(stragglers: Stragglers) -> Facts:
     """The facts of the analysis; all others are absent."""
     lengths = np.array(stragglers.measured_steps_ms)
-    slow_workers = _slow_workers(stragglers)
-    stages = slow_stages(stragglers)
+    slow = [worker for worker in stragglers.workers if worker.rank in stragglers.slow_workers]
+    stages = _slow_stages(stragglers, slow)
     cost = None
-    if stragglers.without_slow_workers is not None and len(slow_workers) <= _MOST_SLOW * len(
-        stragglers.workers
-    ):
-        cost = _cost(stragglers, stragglers.without_slow_workers, slow_workers)
+    if stragglers.without_slow_workers is not None and len(slow) <= _MOST_SLOW * len(stragglers.workers):
+        cost = _cost(stragglers, stragglers.without_slow_workers, slow)
     return Facts(
         job=JobFacts(world_size=stragglers.world_size, ranks_seen=len(stragglers.workers)),
         steps=StepFacts(
@@ -293,7 +291,7 @@ def straggler_facts(stragglers: Stragglers) -> Facts:
         late=LateFacts(
             compute=None if stages else cost,
             total=_cost(
-                stragglers, stragglers.without_any, slow_workers if cost is not None and not stages else None
+                stragglers, stragglers.without_any, slow if cost is not None and not stages else None
             ),
         ),
         pipeline=PipelineFacts(
@@ -324,22 +322,12 @@ def summary_of(stragglers: Stragglers) -> str:
     )
 
 
-def _slow_workers(stragglers: Stragglers) -> list[Worker]:
-    return [worker for worker in stragglers.workers if worker.rank in stragglers.slow_workers]
-
-
-def slow_stages(stragglers: Stragglers) -> list[int]:
+def _slow_stages(stragglers: Stragglers, slow_workers: list[Worker]) -> list[int]:
     """Stages that are slow on every replica; empty where other workers are slow too, and where there is one replica, as a slow stage
     then looks like a slow machine."""
-    if stragglers.replicas < 2:
-        return []
-    slow_workers = _slow_workers(stragglers)
     stages = sorted({worker.stage for worker in slow_workers})
-    return (
-        stages
-        if len(slow_workers) == len(stages) * stragglers.replicas and len(stages) < stragglers.stages
-        else []
-    )
+    are_whole = len(slow_workers) == len(stages) * stragglers.replicas and len(stages) < stragglers.stages
+    return stages if are_whole and stragglers.replicas > 1 else []
 
 
 def _cost(stragglers: Stragglers, removed: Removed, slow_workers: list[Worker] | None) -> Cost:

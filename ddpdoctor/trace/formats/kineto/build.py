@@ -140,7 +140,7 @@ class ColumnBuilder:
         self.lanes = LaneTable()
         self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
         self._collectives = CollectiveRows()
-        self._rows = 0
+        self.rows = 0
         self.events = 0
         """Number of events of any kind."""
         self.events_without_time = 0
@@ -188,18 +188,21 @@ class ColumnBuilder:
         args = [e.args or NO_ARGUMENTS for e in rows]
         category = self._category_ids(rows, path)
         on_device = np.flatnonzero(np.array(self._is_device, dtype=bool)[category])
-        put = self._put
-        put("start_ns", start)
-        put("duration_ns", np.maximum(duration, 0))
-        put("name", self._name_ids(rows))
-        put("category", category)
-        put("lane", self.lanes.ids([(e.pid, e.tid) for e in rows]))
-        put("correlation", positive([a.correlation for a in args]))
-        put("external_id", self._external_ids(args))
-        put("shapes", self._shape_ids(args))
-        self._put_device_columns(rows, args, on_device)
-        self._collectives.add(args, self._rows, self._names)
-        self._rows += len(rows)
+        columns = {
+            "start_ns": start,
+            "duration_ns": np.maximum(duration, 0),
+            "name": self._name_ids(rows),
+            "category": category,
+            "lane": self.lanes.ids([(e.pid, e.tid) for e in rows]),
+            "correlation": positive([a.correlation for a in args]),
+            "external_id": self._external_ids(args),
+            "shapes": self._shape_ids(args),
+            **_device_columns(rows, args, on_device),
+        }
+        for column, part in columns.items():
+            self._parts[column].append(part)
+        self._collectives.add(args, self.rows, self._names)
+        self.rows += len(rows)
 
     def _category_ids(self, rows: Rows, path: str) -> IdColumn:
         """[rows] ids of the categories as spelled in the file; records of each new one whether it is a device category."""
@@ -218,32 +221,6 @@ class ColumnBuilder:
         ids = _named_ids(self._names, [e.name for e in rows])
         self.events_without_name += int((ids == self._names[None]).sum()) if None in self._names else 0
         return ids
-
-    def _put(self, column: str, part: NDArray[Any]) -> None:
-        self._parts[column].append(part)
-
-    def _put_device_columns(self, rows: Rows, args: list[Arguments], at: NDArray[np.int64]) -> None:
-        """Appends stream, device and bytes of all rows, known only for the device events in rows ``at``.
-
-        From the arguments, else from the event's process id (device) and thread id (stream).
-        """
-        device_rows = at.tolist()
-        stream = ints([args[i].stream for i in device_rows])
-        if (stream < 0).any():
-            stream = np.where(stream < 0, ints([stream_of(rows[i].tid) for i in device_rows]), stream)
-        device = ints([args[i].device for i in device_rows])
-        if (device < 0).any():
-            pids = ints([rows[i].pid for i in device_rows])
-            device = np.where((device < 0) & (pids < _MAX_DEVICES), pids, device)
-        moved = ints([args[i].bytes for i in device_rows])
-        for column, values, kind in (
-            ("stream", _narrow(stream), np.int32),
-            ("device", _narrow(device), np.int32),
-            ("bytes", moved, np.int64),
-        ):
-            part = np.full(len(rows), -1, dtype=kind)
-            part[at] = values
-            self._put(column, part)
 
     def _external_ids(self, args: list[Arguments]) -> IntColumn:
         ids = positive([a.external_id for a in args])
@@ -278,16 +255,12 @@ class ColumnBuilder:
         offset = len(self._names)
         np.add(shapes, offset, out=shapes, where=shapes >= 0)
         names = ["" if n is None else str(n)[:_MAX_NAME_CHARACTERS] for n in self._names]
-        names.extend(_compact(text) for text in self._shapes)
+        names.extend(b"".join(text.split()).decode("utf-8", "replace") for text in self._shapes)
         columns["lane"] = self.lanes.finish()[columns["lane"]]
         categories, columns["category"] = self._final_categories(columns["category"], columns["name"], names)
-        _drop_own_correlation(columns)
+        # Until 2023, Kineto wrote the correlation as external id of runtime and device events: it links them to no operator.
+        columns["external_id"][columns["external_id"] == columns["correlation"]] = -1
         return RankTrace(meta=meta, names=names, categories=categories, collectives=collectives, **columns)
-
-    @property
-    def rows(self) -> int:
-        """Number of rows so far."""
-        return self._rows
 
     def earliest_ns(self) -> int | None:
         """Earliest start, ns, before the file's base time is added; None without rows."""
@@ -305,8 +278,8 @@ class ColumnBuilder:
         for column, all_parts in self._parts.items():
             self._parts[column] = [np.concatenate(all_parts)[kept]]
         self._collectives.keep(kept)
-        self.events_without_time += self._rows - int(kept.sum())
-        self._rows = int(kept.sum())
+        self.events_without_time += self.rows - int(kept.sum())
+        self.rows = int(kept.sum())
 
     def _take(self, column: str, kind: type) -> NDArray[Any]:
         parts = self._parts.pop(column, [])
@@ -326,13 +299,26 @@ class ColumnBuilder:
         return list(merged), ids
 
 
-def _drop_own_correlation(columns: dict[str, Any]) -> None:
-    """Sets an external id that only repeats the correlation to -1.
+def _device_columns(rows: Rows, args: list[Arguments], at: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """Stream, device and bytes of all rows, known only for the device events in rows ``at``.
 
-    Until 2023, Kineto wrote this on runtime and device events; it links them to no operator.
+    From the arguments, else from the event's process id (device) and thread id (stream).
     """
-    repeated = columns["external_id"] == columns["correlation"]
-    columns["external_id"][repeated] = -1
+    device_rows = at.tolist()
+    stream = ints([args[i].stream for i in device_rows])
+    if (stream < 0).any():
+        stream = np.where(stream < 0, ints([stream_of(rows[i].tid) for i in device_rows]), stream)
+    device = ints([args[i].device for i in device_rows])
+    if (device < 0).any():
+        pids = ints([rows[i].pid for i in device_rows])
+        device = np.where((device < 0) & (pids < _MAX_DEVICES), pids, device)
+    columns: dict[str, NDArray[Any]] = {
+        **{column: np.full(len(rows), -1, np.int32) for column in ("stream", "device")},
+        "bytes": np.full(len(rows), -1, np.int64),
+    }
+    columns["stream"][at], columns["device"][at] = _narrow(stream), _narrow(device)
+    columns["bytes"][at] = ints([args[i].bytes for i in device_rows])
+    return columns
 
 
 def _named_ids(interner: Interner, names: list[Any]) -> IdColumn:
@@ -345,10 +331,6 @@ def _named_ids(interner: Interner, names: list[Any]) -> IdColumn:
 def _narrow(values: IntColumn) -> IntColumn:
     """``values``, with -1 for those that do not fit 32 bits."""
     return np.where((values < 0) | (values > _INT32.max), -1, values)
-
-
-def _compact(text: bytes) -> str:
-    return b"".join(text.split()).decode("utf-8", "replace")
 
 
 class Interner(defaultdict[Any, int]):
