@@ -236,7 +236,10 @@ def _write_columns(target: Path, trace: RankTrace, copies: CreatedFiles) -> Path
     packed = io.BytesIO()
     write_archive(packed, trace)
     data = packed.getvalue()
-    place = target if target.name == TRACE_DIGEST else _with_content_hash(target, data)
+    place = target
+    if target.name != TRACE_DIGEST:
+        mark = hashlib.blake2b(data, digest_size=4).hexdigest()
+        place = target.with_name(f"{target.name.removesuffix(SUFFIX)}-{mark}{SUFFIX}")
     try:
         copies.make_folder(place.parent)
         if write_once(place, data):
@@ -244,11 +247,6 @@ def _write_columns(target: Path, trace: RankTrace, copies: CreatedFiles) -> Path
     except OSError as error:
         raise DdpDoctorError(f"{place} cannot be written: {reason_of(error).lower()}.") from error
     return place
-
-
-def _with_content_hash(target: Path, data: bytes) -> Path:
-    mark = hashlib.blake2b(data, digest_size=4).hexdigest()
-    return target.with_name(f"{target.name.removesuffix(SUFFIX)}-{mark}{SUFFIX}")
 
 
 def _copy_unreadable(file: str, target: Path, copies: CreatedFiles) -> None:

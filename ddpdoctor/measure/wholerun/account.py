@@ -215,15 +215,12 @@ def _recorded_s(logs: Sequence[RankLog]) -> dict[int, dict[RunPart, float]]:
             if saves:
                 _keep_longest(found, step, RunPart.CHECKPOINTS, saves)
             if any(event.kind == EventKind.ITERATION for event in step.events):
-                _keep_longest(found, step, RunPart.EPOCHS, _of_main_loaders(log, step))
+                loading = [event for event in step.events if event.loader in log.main_loaders]
+                begins = any(event.kind == EventKind.ITERATION for event in loading)
+                kinds = (EventKind.ITERATION, EventKind.DATA) if begins else ()
+                loads = [event for event in loading if event.kind in kinds]
+                _keep_longest(found, step, RunPart.EPOCHS, loads)
     return found
-
-
-def _of_main_loaders(log: RankLog, step: Step) -> list[Event]:
-    """The beginnings of a pass over a main loader in a step, and the waits for batches of it."""
-    kinds = (EventKind.ITERATION, EventKind.DATA)
-    events = [event for event in step.events if event.kind in kinds and event.loader in log.main_loaders]
-    return events if any(event.kind == EventKind.ITERATION for event in events) else []
 
 
 def _keep_longest(

@@ -6,8 +6,6 @@ it may come from an untrusted source.
 """
 
 from .archive import (
-    LIMIT_NS,
-    MAX_DURATION_NS,
     NUMBERS_OF_DEVICES,
     SCHEMA,
     SUFFIX,
@@ -19,10 +17,14 @@ from .archive import (
 from .table import (
     CUDA_CALLS,
     KNOWN_NAMES,
+    LIMIT_NS,
+    MAX_DURATION_NS,
     RUNTIME_CALLS,
     Collectives,
+    ColumnParts,
     IdColumn,
     IntColumn,
+    Interner,
     InternPool,
     RankTrace,
     TraceMeta,

@@ -20,12 +20,8 @@ from numpy.typing import NDArray
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.sources import MAX_RANKS, host_of_name, rank_of_name
 
-from .table import Collectives, RankTrace, TraceMeta
+from .table import LIMIT_NS, MAX_DURATION_NS, Collectives, RankTrace, TraceMeta, column_types
 
-LIMIT_NS = 2**62
-"""Largest distance of a time from its origin, which may be 1970 (2**62 ns: the year 2116). The sum of two still fits 64 bits."""
-MAX_DURATION_NS = 2**60
-"""Longest duration of an event: 36 years."""
 _ABSENT = -1
 """Value of an id or number that the trace does not have, see :mod:`.table`."""
 _RANK_SOURCES = ("distributedInfo", "file name", "run directory", "")
@@ -101,11 +97,6 @@ SCHEMA = "ddpdoctor.columns/3"
 """Incremented if the same trace gives different columns, or the same columns a different file."""
 SUFFIX = ".columns"
 
-_EVENT_COLUMNS = (
-    *("name", "category", "lane", "start_ns", "duration_ns", "stream", "device"),
-    *("correlation", "external_id", "bytes", "shapes"),
-)
-_COLLECTIVE_COLUMNS = Collectives.__struct_fields__
 _DECODE_ERRORS = (
     *(KeyError, ValueError, NotImplementedError, RuntimeError, TypeError, EOFError),
     *(msgspec.MsgspecError, RecursionError, zlib.error, struct.error),
@@ -135,10 +126,8 @@ def write_archive(target: BinaryIO, trace: RankTrace) -> None:
         packed = zipfile.ZipInfo("head.json")
         packed.compress_type = zipfile.ZIP_DEFLATED
         archive.writestr(packed, msgspec.json.encode(head), compresslevel=1)
-        archive.writestr(zipfile.ZipInfo("events.parquet"), _parquet(trace, _EVENT_COLUMNS))
-        archive.writestr(
-            zipfile.ZipInfo("collectives.parquet"), _parquet(trace.collectives, _COLLECTIVE_COLUMNS)
-        )
+        archive.writestr(zipfile.ZipInfo("events.parquet"), _parquet(trace))
+        archive.writestr(zipfile.ZipInfo("collectives.parquet"), _parquet(trace.collectives))
 
 
 def read_archive(source: BinaryIO, path: str) -> RankTrace:
@@ -156,8 +145,8 @@ def read_archive(source: BinaryIO, path: str) -> RankTrace:
                     "digest the trace again with this version."
                 )
             head = msgspec.json.decode(data, type=_Head)
-            events = _arrays(_member(archive, "events.parquet"), RankTrace, _EVENT_COLUMNS)
-            collectives = _arrays(_member(archive, "collectives.parquet"), Collectives, _COLLECTIVE_COLUMNS)
+            events = _arrays(_member(archive, "events.parquet"), RankTrace)
+            collectives = _arrays(_member(archive, "collectives.parquet"), Collectives)
         trace = RankTrace(
             meta=head.meta,
             names=head.names,
@@ -174,12 +163,11 @@ def read_archive(source: BinaryIO, path: str) -> RankTrace:
         ) from error
 
 
-def _parquet(table: object, columns: tuple[str, ...]) -> bytes:
+def _parquet(table: object) -> bytes:
     import polars
 
-    target = io.BytesIO()
-    types = _types(type(table), columns)
-    frame = polars.DataFrame({column: np.asarray(getattr(table, column)) for column in columns}, schema=types)
+    target, types = io.BytesIO(), _types(type(table))
+    frame = polars.DataFrame({column: np.asarray(getattr(table, column)) for column in types}, schema=types)
     frame.write_parquet(target, compression="zstd", compression_level=1, statistics=False)
     return target.getvalue()
 
@@ -192,22 +180,20 @@ def _member(archive: zipfile.ZipFile, name: str, free_bytes: int = 0, growth: in
     return archive.read(info)
 
 
-def _types(table: type, columns: tuple[str, ...]) -> dict[str, Any]:
+def _types(table: type) -> dict[str, Any]:
     """Polars type of each column in a file, as ``table`` declares it; a column in memory may be narrower."""
     import polars
 
-    return {
-        column: polars.Int32 if table.__annotations__[column] == "IdColumn" else polars.Int64
-        for column in columns
-    }
+    types = {np.int32: polars.Int32, np.int64: polars.Int64}
+    return {column: types[type_] for column, type_ in column_types(table).items()}
 
 
-def _arrays(parquet: bytes, table: type, columns: tuple[str, ...]) -> dict[str, Any]:
+def _arrays(parquet: bytes, table: type) -> dict[str, Any]:
     """Reads the columns of ``table`` from Parquet. Raises ValueError if columns, types or values are not exactly as expected."""
     import polars
 
     try:
-        if dict(polars.read_parquet_schema(io.BytesIO(parquet))) != _types(table, columns):
+        if dict(polars.read_parquet_schema(io.BytesIO(parquet))) != _types(table):
             raise ValueError("other columns")
         rows = polars.scan_parquet(io.BytesIO(parquet)).select(polars.len()).collect().item()
         if rows > _FREE_ROWS + len(parquet):
@@ -217,7 +203,7 @@ def _arrays(parquet: bytes, table: type, columns: tuple[str, ...]) -> dict[str, 
         raise ValueError(str(error)) from error
     if any(frame.null_count().row(0)):
         raise ValueError("values are missing")
-    return {column: np.array(frame[column].to_numpy()) for column in columns}
+    return {column: np.array(frame[column].to_numpy()) for column in frame.columns}
 
 
 def relocated(meta: TraceMeta, path: str, rank: int | None) -> TraceMeta:

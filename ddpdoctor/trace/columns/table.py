@@ -6,6 +6,7 @@ before its children. Names are interned. Absent values are -1 in id columns, nev
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import CodeType, FunctionType
@@ -99,6 +100,17 @@ class InternPool:
 IntColumn = NDArray[np.int64]
 IdColumn = NDArray[np.int32]
 
+LIMIT_NS = 2**62
+"""Largest distance of a time from its origin, which may be 1970 (2**62 ns: the year 2116). The sum of two still fits 64 bits."""
+MAX_DURATION_NS = 2**60
+"""Longest duration of an event: 36 years."""
+
+
+def column_types(table: type) -> dict[str, type[np.signedinteger[Any]]]:
+    """Column of :class:`Collectives` or :class:`RankTrace` → type of its values, in order."""
+    types: dict[str, type[np.signedinteger[Any]]] = {"IdColumn": np.int32, "IntColumn": np.int64}
+    return {name: types[kind] for name, kind in table.__annotations__.items() if kind in types}
+
 
 class Collectives(msgspec.Struct, frozen=True):
     """Metadata of communication events: row *i* belongs to event ``event[i]``.
@@ -126,8 +138,7 @@ class Collectives(msgspec.Struct, frozen=True):
         """Collectives with these columns: -1 where a column is absent or a number does not fit. {} for a trace without such metadata."""
         count = len(rows.get("event", ()))
         columns: dict[str, Any] = {}
-        for name, kind in cls.__annotations__.items():
-            type_ = np.int32 if kind == "IdColumn" else np.int64
+        for name, type_ in column_types(cls).items():
             values = np.array(rows.get(name, [-1] * count), np.int64)
             columns[name] = np.where(values > np.iinfo(type_).max, -1, values).astype(type_)
         return cls(**columns)
@@ -207,16 +218,13 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
 
     def among(self, kept: NDArray[np.bool_]) -> RankTrace:
         """The same with only the ``kept`` [events]."""
-        columns = [
-            name for name, kind in RankTrace.__annotations__.items() if kind in ("IdColumn", "IntColumn")
-        ]
         table = self.collectives
         rows = np.cumsum(kept) - 1
         own = kept[table.event]
         described: dict[str, Any] = {name: getattr(table, name)[own] for name in table.__struct_fields__}
         described["event"] = rows[described["event"]].astype(np.int32)
         _, lane = np.unique(self.lane[kept], return_inverse=True)
-        taken: dict[str, Any] = {name: getattr(self, name)[kept] for name in columns}
+        taken: dict[str, Any] = {name: getattr(self, name)[kept] for name in column_types(RankTrace)}
         taken["lane"] = lane.astype(np.int32)
         return replace(self, **taken, collectives=Collectives(**described))
 
@@ -260,3 +268,61 @@ def sorted_order(start: IntColumn, duration: IntColumn) -> NDArray[np.int64]:
         rows = order[at]
         order[at] = rows[np.lexsort((rows, -duration[rows], start[rows]))]
     return order
+
+
+class Interner(defaultdict[Any, int]):
+    """Gives each new key the next number; a lookup runs in C."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.default_factory = self.__len__
+
+    def ids(self, keys: list[Any]) -> IdColumn:
+        """[keys] the number of each key. Raises TypeError if one is a list or a dict."""
+        return np.fromiter(map(self.__getitem__, keys), np.int32, len(keys))
+
+
+class ColumnParts:
+    """Event columns that a reader appends batch by batch; peak memory is that of the columns, one more column, and one batch."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
+
+    def append(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Appends rows, in every call with the same columns."""
+        for name, part in columns.items():
+            self._parts[name].append(part)
+        self.rows += len(columns["start_ns"])
+
+    def earliest_ns(self) -> int | None:
+        """Earliest start, ns; None without rows."""
+        return min((int(part.min()) for part in self._parts["start_ns"] if part.size), default=None)
+
+    def keep_times_within(self, base_ns: int) -> NDArray[np.bool_] | None:
+        """Drops rows whose start plus ``base_ns`` is outside ±:data:`LIMIT_NS`; the mask [rows before] of the others, None if it is all."""
+        parts, least_ns, most_ns = self._parts["start_ns"], -LIMIT_NS - base_ns, LIMIT_NS - base_ns
+        if all(least_ns < part.min() and part.max() < most_ns for part in parts if part.size):
+            return None
+        start = np.concatenate(parts)
+        kept: NDArray[np.bool_] = (start > least_ns) & (start < most_ns)
+        for name, all_parts in self._parts.items():
+            self._parts[name] = [np.concatenate(all_parts)[kept]]
+        self.rows = int(kept.sum())
+        return kept
+
+    def sorted(self, base_ns: int) -> tuple[dict[str, Any], NDArray[np.int64]]:
+        """(all columns, rows by (start, -duration) and ``base_ns`` added to the starts, -1 in columns that were never appended; the order
+        of the rows). Empties this."""
+        types = column_types(RankTrace)
+        start, duration = self._joined("start_ns") + base_ns, self._joined("duration_ns")
+        order = sorted_order(start, duration)
+        columns: dict[str, Any] = {"start_ns": start[order], "duration_ns": duration[order]}
+        del start, duration
+        for name in types.keys() - columns.keys():
+            is_there = name in self._parts
+            columns[name] = self._joined(name)[order] if is_there else np.full(order.size, -1, types[name])
+        return columns, order
+
+    def _joined(self, name: str) -> NDArray[Any]:
+        return np.concatenate(self._parts.pop(name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
@@ -14,14 +13,14 @@ from numpy.typing import NDArray
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.classify import DEVICE
 from ddpdoctor.trace.columns import (
-    LIMIT_NS,
     MAX_DURATION_NS,
     Collectives,
+    ColumnParts,
     IdColumn,
     IntColumn,
+    Interner,
     RankTrace,
     TraceMeta,
-    sorted_order,
 )
 from ddpdoctor.trace.formats.kineto import times
 
@@ -125,22 +124,18 @@ _MAX_DEVICES = 1024
 _INT32 = np.iinfo(np.int32)
 
 
-class ColumnBuilder:
-    """Collects batches of events; :meth:`finish` joins and sorts them.
-
-    Peak memory is that of the columns, one more column, and one batch.
-    """
+class ColumnBuilder(ColumnParts):
+    """Collects batches of events; :meth:`finish` joins and sorts them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._names = Interner()
         self._categories = Interner()
         self._is_device: list[bool] = []
         self._old_schema = False
         self._shapes = Interner()
         self.lanes = LaneTable()
-        self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
         self._collectives = CollectiveRows()
-        self.rows = 0
         self.events = 0
         """Number of events of any kind."""
         self.events_without_time = 0
@@ -199,10 +194,8 @@ class ColumnBuilder:
             "shapes": self._shape_ids(args),
             **_device_columns(rows, args, on_device),
         }
-        for column, part in columns.items():
-            self._parts[column].append(part)
         self._collectives.add(args, self.rows, self._names)
-        self.rows += len(rows)
+        self.append(columns)
 
     def _category_ids(self, rows: Rows, path: str) -> IdColumn:
         """[rows] ids of the categories as spelled in the file; records of each new one whether it is a device category."""
@@ -241,15 +234,7 @@ class ColumnBuilder:
 
     def finish(self, meta: TraceMeta, base_ns: int) -> RankTrace:
         """The trace, with rows sorted by (start, -duration) and ``base_ns`` added to all starts."""
-        start = self._take("start_ns", np.int64) + base_ns
-        duration = self._take("duration_ns", np.int64)
-        order = sorted_order(start, duration)
-        columns: dict[str, Any] = {"start_ns": start[order], "duration_ns": duration[order]}
-        del start, duration
-        for column in ("name", "category", "lane", "stream", "device", "shapes"):
-            columns[column] = self._take(column, np.int32)[order]
-        for column in ("correlation", "external_id", "bytes"):
-            columns[column] = self._take(column, np.int64)[order]
+        columns, order = self.sorted(base_ns)
         collectives = self._collectives.finish(order)
         shapes = columns["shapes"]
         offset = len(self._names)
@@ -262,28 +247,11 @@ class ColumnBuilder:
         columns["external_id"][columns["external_id"] == columns["correlation"]] = -1
         return RankTrace(meta=meta, names=names, categories=categories, collectives=collectives, **columns)
 
-    def earliest_ns(self) -> int | None:
-        """Earliest start, ns, before the file's base time is added; None without rows."""
-        parts = self._parts["start_ns"]
-        return min((int(p.min()) for p in parts if p.size), default=None)
-
     def drop_times_outside(self, base_ns: int) -> None:
-        """Drops events whose start plus ``base_ns`` is outside ±:data:`LIMIT_NS`."""
-        parts = self._parts["start_ns"]
-        limits_ns = (-LIMIT_NS - base_ns, LIMIT_NS - base_ns)
-        if all(limits_ns[0] < p.min() and p.max() < limits_ns[1] for p in parts if p.size):
-            return
-        start = np.concatenate(parts)
-        kept = (start > limits_ns[0]) & (start < limits_ns[1])
-        for column, all_parts in self._parts.items():
-            self._parts[column] = [np.concatenate(all_parts)[kept]]
-        self._collectives.keep(kept)
-        self.events_without_time += self.rows - int(kept.sum())
-        self.rows = int(kept.sum())
-
-    def _take(self, column: str, kind: type) -> NDArray[Any]:
-        parts = self._parts.pop(column, [])
-        return np.concatenate(parts) if parts else np.empty(0, kind)
+        """Drops events whose start plus ``base_ns`` is outside ±:data:`LIMIT_NS`, and counts them as without time."""
+        if (kept := self.keep_times_within(base_ns)) is not None:
+            self._collectives.keep(kept)
+            self.events_without_time += int((~kept).sum())
 
     def _final_categories(
         self, raw: IdColumn, name: IdColumn, names: list[str]
@@ -331,18 +299,6 @@ def _named_ids(interner: Interner, names: list[Any]) -> IdColumn:
 def _narrow(values: IntColumn) -> IntColumn:
     """``values``, with -1 for those that do not fit 32 bits."""
     return np.where((values < 0) | (values > _INT32.max), -1, values)
-
-
-class Interner(defaultdict[Any, int]):
-    """Gives each new key the next number; a lookup runs in C."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.default_factory = self.__len__
-
-    def ids(self, keys: list[Any]) -> IdColumn:
-        """[keys] the number of each key. Raises TypeError if one is a list or a dict."""
-        return np.fromiter(map(self.__getitem__, keys), np.int32, len(keys))
 
 
 _MAX_TEXT = 1 << 10

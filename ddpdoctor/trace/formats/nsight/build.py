@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -16,13 +15,13 @@ from ddpdoctor.trace.columns import (
     LIMIT_NS,
     MAX_DURATION_NS,
     Collectives,
+    ColumnParts,
     IdColumn,
     IntColumn,
+    Interner,
     RankTrace,
     TraceMeta,
-    sorted_order,
 )
-from ddpdoctor.trace.formats.kineto.build import Interner
 
 from .database import (
     ANNOTATION,
@@ -202,23 +201,20 @@ def read_ranges(database: Database, table: EventTable, found: ProcessRanges) -> 
                 found.nccl_calls.append(NvtxRange(one.name, begin, over, thread, payloads.decode(data)))
 
 
-_INT32 = np.iinfo(np.int32)
-_NARROW = ("name", "category", "lane", "stream", "device", "shapes")
-_WIDE = ("start_ns", "duration_ns", "correlation", "bytes")
+_MAX_INT32 = np.iinfo(np.int32).max
 
 
-class EventTable:
+class EventTable(ColumnParts):
     """Collects rows; :meth:`finish` sorts them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._names = Interner()
         self._categories = Interner()
         self._lanes = Interner()
         """(None, global thread id) or (device, stream)."""
-        self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
         self.rows_without_time = 0
         """Rows that were dropped because their times are missing or out of range."""
-        self.rows = 0
 
     def add(
         self,
@@ -236,7 +232,7 @@ class EventTable:
     ) -> None:
         """Appends those of N events that have valid times; times as in the file, absent numbers are :data:`MISSING`. ``thread``: global
         thread ids; None for device events. ``moved``: bytes."""
-        good = _is_possible_time(start) & (duration >= 0) & (duration <= MAX_DURATION_NS)
+        good = (start > -LIMIT_NS) & (start < LIMIT_NS) & (duration >= 0) & (duration <= MAX_DURATION_NS)
         self.rows_without_time += int((~good).sum())
         count = len(name)
         categories = [category] * count if isinstance(category, str) else list(category)
@@ -256,19 +252,13 @@ class EventTable:
             "bytes": _known(moved, count),
             "shapes": self._shape_ids(shapes, count),
         }
-        for column, values in columns.items():
-            self._parts[column].append(values[good])
-        self.rows += int(good.sum())
+        self.append({column: values[good] for column, values in columns.items()})
 
     def _shape_ids(self, shapes: Sequence[str], count: int) -> IdColumn:
         ids: IdColumn = np.full(count, -1, np.int32)
         at = [row for row, text in enumerate(shapes) if text]
         ids[at] = self._names.ids([shapes[row] for row in at])
         return ids
-
-    def earliest_ns(self) -> int | None:
-        """Earliest start, ns; None without rows."""
-        return min((int(part.min()) for part in self._parts["start_ns"] if part.size), default=None)
 
     def name(self, text: str) -> int:
         """Id of a name, which is added if it is new."""
@@ -281,28 +271,10 @@ class EventTable:
 
     def finish(self, meta: TraceMeta, base_ns: int) -> RankTrace:
         """The trace without collectives, with rows sorted and ``base_ns`` added to all starts."""
-        columns: dict[str, Any] = {
-            name: np.concatenate(self._parts.pop(name)).astype(np.int32 if name in _NARROW else np.int64)
-            for name in (*_NARROW, *_WIDE)
-        }
-        columns["start_ns"] += base_ns
-        order = sorted_order(columns["start_ns"], columns["duration_ns"])
-        order = order[_is_possible_time(columns["start_ns"][order])]
-        columns = {name: values[order] for name, values in columns.items()}
-        return RankTrace(
-            meta=meta,
-            names=list(self._names),
-            categories=list(self._categories),
-            external_id=np.full(len(order), -1, np.int64),
-            collectives=Collectives.of({}),
-            **columns,
-        )
-
-
-def _is_possible_time(start: IntColumn) -> NDArray[np.bool_]:
-    """[rows] whether the time is within ±:data:`LIMIT_NS`."""
-    possible: NDArray[np.bool_] = (start > -LIMIT_NS) & (start < LIMIT_NS)
-    return possible
+        self.keep_times_within(base_ns)
+        columns, _ = self.sorted(base_ns)
+        names, categories = list(self._names), list(self._categories)
+        return RankTrace(meta, names, categories, collectives=Collectives.of({}), **columns)
 
 
 def _known(values: IntColumn | None, count: int) -> IntColumn:
@@ -312,7 +284,7 @@ def _known(values: IntColumn | None, count: int) -> IntColumn:
     return np.maximum(values, -1)
 
 
-def _narrow(values: IntColumn | None, count: int) -> IntColumn:
+def _narrow(values: IntColumn | None, count: int) -> IdColumn:
     """Like :func:`_known`, also with -1 for values that do not fit 32 bits."""
     known = _known(values, count)
-    return np.where(known > _INT32.max, -1, known)
+    return np.where(known > _MAX_INT32, -1, known).astype(np.int32)

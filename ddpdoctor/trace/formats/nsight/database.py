@@ -204,10 +204,10 @@ class Database:
         self._pending_rows: dict[str, int] = {}
         self._strings: dict[int, str] = {}
         self._expected_rows = self._passed_rows = 0
+        self.tables: dict[str, frozenset[str]] = {}
+        self._keyed: set[str] = set()
         try:
             self._prepare()
-            self.tables: dict[str, frozenset[str]] = {}
-            self._keyed: set[str] = set()
             self._find_tables()
         except (*_BROKEN, DamagedError):
             self.close()
@@ -277,11 +277,6 @@ class Database:
             return 0
         return min(max(number, 0), self._max_rows) if isinstance(number, int) else 0
 
-    def _report(self, rows: int) -> None:
-        """Report progress after this many rows of the current table."""
-        if self._expected_rows:
-            report_progress((self._passed_rows + rows) / self._expected_rows)
-
     def batches(
         self,
         table: str,
@@ -297,25 +292,21 @@ class Database:
         if table not in self.tables:
             return
         own = self.tables[table]
-        selected = [
-            *(f"e.{_quoted(name)}" if name in own else "NULL" for name in numbers),
-            *(
-                f"substr(e.{_quoted(name)}, 1, {MAX_TEXT})" if name in own else "NULL"
-                for name in (*raw, *texts)
-            ),
-        ]
+        cut = {name: f"substr(e.{_quoted(name)}, 1, {MAX_TEXT})" for name in (*raw, *texts)}
+        expressions = {name: f"e.{_quoted(name)}" for name in numbers} | cut
+        selected = [text if name in own else "NULL" for name, text in expressions.items()]
+        filters, values = [where] if where else [], []
         process_column = next((name for name in ("globalTid", "globalPid") if name in own), None)
-        of_one = self.process is not None and process_column is not None
-        filters = [
-            *([where] if where else []),
-            *([f"(e.{process_column} >> {PROCESS_BITS}) = ?"] if of_one else []),
-        ]
+        if self.process is not None and process_column is not None:
+            filters.append(f"(e.{process_column} >> {PROCESS_BITS}) = ?")
+            values.append(self.process)
         sql = f"SELECT {', '.join(selected)} FROM {_quoted(table)} AS e NOT INDEXED"
         sql += f" WHERE {' AND '.join(filters)}" if filters else ""
         seen = 0
-        for rows in self._rows(sql, (self.process,) if self.process is not None and of_one else ()):
+        for rows in self._rows(sql, values):
             seen += len(rows)
-            self._report(seen)
+            if self._expected_rows:
+                report_progress((self._passed_rows + seen) / self._expected_rows)
             columns = list(zip(*rows, strict=True))
             batch: Batch = {}
             for name in numbers:
