@@ -245,7 +245,7 @@ def _measure(prepared: PreparedJob, attempts: list[AttemptRecord], options: Opti
         return _measure_end(prepared)
     hta = None
     if options.hta:
-        from ddpdoctor.measure.export import hta_results
+        from ddpdoctor.measure.hta import hta_results
 
         hta = hta_results(inputs.traces)
     measurement = measure(

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.trace.columns import relocated
+from ddpdoctor.trace.archive import relocated
 from ddpdoctor.trace.processes import Engine, Result, Task, read_one
 from ddpdoctor.trace.sources import is_url
 

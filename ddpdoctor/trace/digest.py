@@ -35,7 +35,8 @@ from ddpdoctor.rundir import (
     recorded_notes,
     write_json,
 )
-from ddpdoctor.trace.columns import SUFFIX, RankTrace, write_archive
+from ddpdoctor.trace.archive import SUFFIX, write_archive
+from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.formats import file_of
 from ddpdoctor.trace.load import read_traces
 from ddpdoctor.trace.sources import is_url, open_local

@@ -18,8 +18,9 @@ from msgspec.structs import replace
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import ranks_in_words
+from ddpdoctor.trace.archive import is_archive
 from ddpdoctor.trace.clusters import open_engine
-from ddpdoctor.trace.columns import RUNTIME_CALLS, InternPool, RankTrace, is_archive
+from ddpdoctor.trace.columns import RUNTIME_CALLS, InternPool, RankTrace
 from ddpdoctor.trace.formats import file_of
 from ddpdoctor.trace.processes import (
     Engine,

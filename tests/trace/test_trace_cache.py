@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import cache, find_traces, load_trace, load_traces
-from ddpdoctor.trace.columns import write_archive
+from ddpdoctor.trace.archive import write_archive
 from ddpdoctor.trace.load import read_traces
 from tests.trace.nsight_export import export
 from tests.trace.trace_files import assert_same, document, events, kernel, write
@@ -98,7 +98,7 @@ def test_an_entry_of_another_schema_is_replaced(tmp_path, monkeypatch, parses):
     """Even if its key were the same."""
     path = write(tmp_path / "a.json", document(CONTENT))
     with monkeypatch.context() as older:
-        older.setattr("ddpdoctor.trace.columns.archive.SCHEMA", "ddpdoctor.columns/1")
+        older.setattr("ddpdoctor.trace.archive.SCHEMA", "ddpdoctor.columns/1")
         cache.cached_load(path)
     for _ in range(2):
         assert_same(cache.cached_load(path), load_trace(path))

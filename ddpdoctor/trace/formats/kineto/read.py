@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.archive import NUMBERS_OF_DEVICES
 from ddpdoctor.trace.classify import DEVICE
-from ddpdoctor.trace.columns import LIMIT_NS, NUMBERS_OF_DEVICES, RankTrace, TraceMeta
+from ddpdoctor.trace.columns import LIMIT_NS, RankTrace, TraceMeta
 from ddpdoctor.trace.formats import HEAD_BYTES, Candidate
 from ddpdoctor.trace.sources import GZIP, LFS_POINTER, MAX_RANKS, ZSTD, Source, host_of_name, rank_of_name
 

@@ -1,7 +1,8 @@
 """One rank's profiler events as columns (:class:`RankTrace`): the result of every reader and the input of ``measure``.
 
 Rows are events with start and duration (0 for instants), sorted by (``start_ns``, ``-duration_ns``), so a parent comes
-before its children. Names are interned. Absent values are -1 in id columns, never 0.
+before its children. Names are interned; ``measure`` selects events by masks over names and categories. Absent values are -1 in id
+columns, never 0.
 """
 
 from __future__ import annotations

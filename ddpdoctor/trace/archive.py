@@ -1,7 +1,8 @@
 """Reads and writes a ``.columns`` file: one rank's columns, as the cache and ``ddpdoctor digest`` store them.
 
 A ZIP archive (each member has a checksum) of ``head.json`` and two Parquet tables, ``events.parquet`` and
-``collectives.parquet``, whose columns are those of :class:`RankTrace` and :class:`Collectives`.
+``collectives.parquet``, whose columns are those of :class:`RankTrace` and :class:`Collectives`. It is checked column by column when it is
+read, because it may come from an untrusted source.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.columns import LIMIT_NS, MAX_DURATION_NS, Collectives, RankTrace, TraceMeta, column_types
 from ddpdoctor.trace.sources import MAX_RANKS, host_of_name, rank_of_name
-
-from .table import LIMIT_NS, MAX_DURATION_NS, Collectives, RankTrace, TraceMeta, column_types
 
 _ABSENT = -1
 """Value of an id or number that the trace does not have, see :mod:`.table`."""
