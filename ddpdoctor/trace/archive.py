@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.columns import LIMIT_NS, MAX_DURATION_NS, Collectives, RankTrace, TraceMeta, column_types
-from ddpdoctor.trace.sources import MAX_RANKS, host_of_name, rank_of_name
+from ddpdoctor.trace.sources import MAX_RANKS, host_of_name, rank_and_source
 
 _ABSENT = -1
 """Value of an id or number that the trace does not have, see :mod:`.table`."""
@@ -40,7 +40,12 @@ class InvalidTraceError(ValueError):
 
 def check_trace(trace: RankTrace) -> None:
     """Raises :class:`InvalidTraceError` if ``trace`` has values that no profiler and no reader produces."""
-    _check_times(trace)
+    if not trace.size:
+        raise InvalidTraceError("it holds no event")
+    _check_range("start_ns", trace.start_ns, -LIMIT_NS, LIMIT_NS, trace.size)
+    _check_range("duration_ns", trace.duration_ns, 0, MAX_DURATION_NS, trace.size)
+    if (np.diff(trace.start_ns) < 0).any():
+        raise InvalidTraceError("its events are not in the order of their times")
     names, collectives = len(trace.names), trace.collectives
     for column, least, count in (
         ("name", 0, names),
@@ -58,15 +63,6 @@ def check_trace(trace: RankTrace) -> None:
     for column in ("group_size", "sequence", "in_elements", "out_elements"):
         _check_range(column, getattr(collectives, column), _ABSENT, None, rows)
     _check_meta(trace.meta)
-
-
-def _check_times(trace: RankTrace) -> None:
-    if not trace.size:
-        raise InvalidTraceError("it holds no event")
-    _check_range("start_ns", trace.start_ns, -LIMIT_NS, LIMIT_NS, trace.size)
-    _check_range("duration_ns", trace.duration_ns, 0, MAX_DURATION_NS, trace.size)
-    if (np.diff(trace.start_ns) < 0).any():
-        raise InvalidTraceError("its events are not in the order of their times")
 
 
 def _check_range(column: str, values: NDArray[Any], least: int, most: int | None, rows: int) -> None:
@@ -213,11 +209,8 @@ def relocated(meta: TraceMeta, path: str, rank: int | None) -> TraceMeta:
     file, which keeps those of the original trace.
     """
     number, origin, host = meta.rank, meta.rank_from, meta.host
-    if rank is not None:
-        number, origin = rank, "run directory"
-    elif not is_archive(path) and origin != "distributedInfo":
-        number = rank_of_name(path)
-        origin = "" if number is None else "file name"
+    if rank is not None or not (is_archive(path) or origin == "distributedInfo"):
+        number, origin = rank_and_source(path, rank)
     if not is_archive(path) and host == host_of_name(meta.source):
         host = host_of_name(path)
     notes = tuple(

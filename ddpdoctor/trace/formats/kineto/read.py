@@ -15,7 +15,7 @@ from ddpdoctor.trace.archive import NUMBERS_OF_DEVICES
 from ddpdoctor.trace.classify import DEVICE
 from ddpdoctor.trace.columns import LIMIT_NS, RankTrace, TraceMeta
 from ddpdoctor.trace.formats import HEAD_BYTES, Candidate
-from ddpdoctor.trace.sources import GZIP, LFS_POINTER, MAX_RANKS, ZSTD, Source, host_of_name, rank_of_name
+from ddpdoctor.trace.sources import GZIP, LFS_POINTER, MAX_RANKS, ZSTD, Source, host_of_name, rank_and_source
 
 from .build import ColumnBuilder
 from .stream import MAX_EVENT_BYTES, EventStream
@@ -159,7 +159,8 @@ def meta_of(
     job = top.get("distributedInfo")
     job = job if isinstance(job, dict) else {}
     earliest_ns = builder.earliest_ns() or 0
-    number, rank_from = _rank(path, rank, job)
+    stated = own if (own := as_int(job.get("rank"))) in range(MAX_RANKS) else None
+    number, rank_from = rank_and_source(path, rank, stated)
     nccl = job.get("nccl_version") or top.get("nccl_version")
     return TraceMeta(
         source=path,
@@ -176,16 +177,6 @@ def meta_of(
         truncated=_truncated(stream),
         notes=tuple(_notes(path, stream, builder)),
     )
-
-
-def _rank(path: str, rank: int | None, job: dict[str, Any]) -> tuple[int | None, str]:
-    if rank is not None:
-        return rank, "run directory"
-    if (own := as_int(job.get("rank"))) in range(MAX_RANKS):
-        return own, "distributedInfo"
-    if (named := rank_of_name(path)) is not None:
-        return named, "file name"
-    return None, ""
 
 
 def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[str]:

@@ -19,7 +19,7 @@ import numpy as np
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import classify
 from ddpdoctor.trace.columns import LIMIT_NS, IntColumn
-from ddpdoctor.trace.sources import MAX_RANKS, rank_of_name
+from ddpdoctor.trace.sources import MAX_RANKS, rank_and_source
 
 from .build import kernel_name_ids
 from .database import (
@@ -236,8 +236,7 @@ class ExportMetadata:
             return node * count + number, "distributedInfo", world
         if count > 1:  # the file's name is not that of one rank
             return None, "distributedInfo", world
-        named = rank_of_name(path)
-        return named, "" if named is None else "file name", world
+        return *rank_and_source(path, None), world
 
     def _world(self, count: int) -> int | None:
         """World size from torchrun's command line, if all hosts have as many ranks as this one; None if unknown."""
