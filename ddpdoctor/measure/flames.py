@@ -75,13 +75,11 @@ def flames(graph: Graph, samples: Samples, ranks: Sequence[RankSummary]) -> list
     # Excluded steps (warm-up, profiled, evaluations) are neither late nor usual.
     numbers = recorded & measured or recorded
     others = numbers - late[slowest]
-    drawn: list[_Tree | None] = []
+    drawn: list[_Tree | None] = [None]
     if late[slowest] and others:
-        drawn = [
-            _tree(samples, slowest, "late steps", late[slowest] & numbers),
-            _tree(samples, slowest, "other steps", others),
-        ]
-    if not all(drawn) or not drawn:
+        groups = {"late steps": late[slowest] & numbers, "other steps": others}
+        drawn = [_tree(samples, slowest, which, steps) for which, steps in groups.items()]
+    if not all(drawn):
         drawn = [_tree(samples, slowest, "all steps", numbers)]
     if usual is not None:
         drawn.append(_tree(samples, usual, "all steps", numbers))
@@ -215,18 +213,14 @@ def _flame_graph(
         "name": f"rank {samples.ranks[position].log.rank}",
         "exporter": "ddpdoctor",
         "activeProfileIndex": 0,
-        "shared": {
-            "frames": [
-                {
-                    "name": f"{line.function} ({PurePath(line.file).name}:{line.line})",
-                    "file": line.file,
-                    "line": line.line,
-                }
-                for line in frames
-            ]
-        },
+        "shared": {"frames": [_frame(line) for line in frames]},
         "profiles": [profile for profile in profiles if profile is not None],
     }
+
+
+def _frame(line: CodeLine) -> dict[str, Any]:
+    name = f"{line.function} ({PurePath(line.file).name}:{line.line})"
+    return {"name": name, "file": line.file, "line": line.line}
 
 
 def _profile(

@@ -25,9 +25,7 @@ CUDA_CALLS = ("cuda_runtime", "cuda_driver")
 RUNTIME_CALLS = (*CUDA_CALLS, "xpu_runtime")
 """The same on every kind of device."""
 KNOWN_NAMES = 1 << 16
-"""Names per predicate whose result is memoized; the ranks of a job share nearly all their names."""
-_MAX_PREDICATES = 1 << 10
-"""Predicates that are memoized; an analysis uses some dozens. Beyond either limit, results are computed again."""
+"""Names per predicate whose result is memoized, beyond which it is computed again; the ranks of a job share nearly all their names."""
 _FEW_IDS = 6
 """Ids up to which each is compared with all events."""
 
@@ -55,18 +53,14 @@ def memoized(predicate: Predicate) -> Predicate:
     A lambda is a new object each time its line runs, so functions are identified by their code object. A function with a
     closure or defaults is returned unchanged.
     """
-    if not isinstance(predicate, FunctionType) or _has_state(predicate):
+    if not isinstance(predicate, FunctionType):
+        return predicate
+    if predicate.__closure__ or predicate.__defaults__ or predicate.__kwdefaults__:
         return predicate
     known = _MEMOIZED.get(predicate.__code__)
     if known is None:
-        if len(_MEMOIZED) >= _MAX_PREDICATES:
-            return predicate
         known = _MEMOIZED[predicate.__code__] = _MemoizedPredicate(predicate)
     return known.__getitem__
-
-
-def _has_state(function: FunctionType) -> bool:
-    return bool(function.__closure__ or function.__defaults__ or function.__kwdefaults__)
 
 
 class InternPool:
@@ -83,14 +77,9 @@ class InternPool:
         """``trace`` with equal names and descriptions replaced by shared ones. Changes its list of names in place."""
         known = self._names
         trace.names[:] = [known.setdefault(name, name) for name in trace.names]
-        return replace(trace, meta=self._meta(trace.meta))
-
-    def _meta(self, meta: TraceMeta) -> TraceMeta:
-        groups, devices = (
-            self._intern_descriptions(meta.process_groups),
-            self._intern_descriptions(meta.devices),
-        )
-        return replace(meta, process_groups=groups, devices=devices)
+        groups = self._intern_descriptions(trace.meta.process_groups)
+        devices = self._intern_descriptions(trace.meta.devices)
+        return replace(trace, meta=replace(trace.meta, process_groups=groups, devices=devices))
 
     def _intern_descriptions(self, described: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
         if not described:

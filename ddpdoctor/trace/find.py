@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -43,7 +43,7 @@ def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = N
         if inside == [path]:
             files.update(dict.fromkeys(parts_of(Candidate(path))))
             continue
-        found = map(_traces_of, inside)
+        found: Iterator[Sequence[str]] = map(_traces_of, inside)
         if is_url(path):
             from concurrent.futures import ThreadPoolExecutor
 

@@ -283,18 +283,13 @@ def _timeout_s(file: str) -> float:
         return _UNKNOWN_SIZE_TIMEOUT_S
     if not stat.S_ISREG(status.st_mode):
         return _UNKNOWN_SIZE_TIMEOUT_S
-    return min(
-        _MIN_TIMEOUT_S + status.st_size / _MIN_BYTES_PER_S, _MAX_TIMEOUT_S
-    )  # a sparse file has any size
+    # A sparse file has any size.
+    return min(_MIN_TIMEOUT_S + status.st_size / _MIN_BYTES_PER_S, _MAX_TIMEOUT_S)
 
 
 def _timed_out(worker: _Worker) -> Result:
     task = worker.task
-    return (
-        task.number,
-        None,
-        f"{task.file}: the process that read it did not finish and was given up.",
-    )
+    return task.number, None, f"{task.file}: the process that read it did not finish and was given up."
 
 
 def _died(worker: _Worker) -> Result:

@@ -18,7 +18,7 @@ from .account import Launch, RunAccount, RunPart, prepared
 from .attempts import AttemptRecord, attempt_facts, restart_facts
 from .events import checkpoints_of, evaluations_of, event_of
 
-_FIELDS: dict[RunPart, Any] = {
+_FIELDS = {
     **{part: f"{part}_s" for part in RunPart if part not in (RunPart.END, RunPart.TEARDOWN)},
     RunPart.CHECKPOINTS: "checkpoint_s",
     RunPart.UNKNOWN: "unrecorded_s",
@@ -46,6 +46,7 @@ def run_facts(
     def event(kind: PatternKind) -> RunEvent | None:
         return event_of(kind, patterns, logs, lines, account.wall_s)
 
+    of_parts: dict[str, Any] = {field: parts_s(part) for part, field in _FIELDS.items()}
     restarts = restart_facts(attempts)
     launched_ns = min((launch.started_ns for launch in launches.values()), default=None)
     joining_s, last_ranks = _joining(logs)
@@ -57,7 +58,7 @@ def run_facts(
         wall_s=wall_s,
         steps=account.steps,
         goodput=_goodput(account, attempts, restarts) if is_whole else None,
-        **{field: parts_s(part) for part, field in _FIELDS.items()},
+        **of_parts,
         joining_s=joining_s,
         last_ranks=last_ranks,
         preparation_where=preparation.where,
@@ -115,12 +116,9 @@ def _end(log: RankLog) -> Span | None:
     if not log.steps or not len(log.samples):
         return None
     last, ended_ns = log.steps[-1], log.record.info.get("ended_ns")
-    over_ns = (
-        last.end_ns + ended_ns - last.recorded_ns[1]
-        if isinstance(ended_ns, int)
-        else int(log.samples[-1, 0]) + 1
-    )
-    return last.end_ns, over_ns
+    if isinstance(ended_ns, int):
+        return last.end_ns, last.end_ns + ended_ns - last.recorded_ns[1]
+    return last.end_ns, int(log.samples[-1, 0]) + 1
 
 
 _REACH_NS = 1_000_000_000

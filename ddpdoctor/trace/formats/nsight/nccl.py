@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor.trace import classify
-from ddpdoctor.trace.columns import Collectives, IntColumn, RankTrace
+from ddpdoctor.trace.columns import CUDA_CALLS, Collectives, IntColumn, RankTrace
 
 from .build import NvtxRange
 from .database import COMMUNICATOR, MESSAGE_BYTES, RANKS, Fields
@@ -36,7 +36,6 @@ _PART_PER_RANK = ("allgather", "reducescatter")
 """NCCL's message size of these is one rank's part; PyTorch's is the whole."""
 _DTYPE = "byte"
 """Element type of the sizes, which are in bytes."""
-_CALLS = ("cuda_runtime", "cuda_driver")
 
 
 class _LaunchRange(msgspec.Struct, frozen=True):
@@ -125,7 +124,7 @@ def _launches(trace: RankTrace) -> dict[int, list[tuple[int, int]]]:
     kernels = np.flatnonzero(
         trace.category_mask("kernel") & trace.name_mask(classify.is_communication_kernel)
     )
-    rows = np.flatnonzero(trace.category_mask(*_CALLS) & (trace.correlation >= 0))
+    rows = np.flatnonzero(trace.category_mask(*CUDA_CALLS) & (trace.correlation >= 0))
     by_number: dict[int, int] = dict(zip(trace.correlation[rows].tolist(), rows.tolist(), strict=True))
     matches: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for kernel, number in zip(kernels.tolist(), trace.correlation[kernels].tolist(), strict=True):
