@@ -112,10 +112,8 @@ def measure(
         is_last=not attempts or attempts[-1].is_measured,
     )
     works = {log.rank: work for log in graphs.logs if (work := work_of_workers(log)) is not None}
-    context = replace(
-        _context(graphs, log_lines, gpu, telemetry, account.patterns if account else [], works),
-        profiler_ns=profiler_ns,
-    )
+    patterns = account.patterns if account else []
+    context = _context(graphs, log_lines, gpu, telemetry, patterns, works, profiler_ns)
     memory = memory_of(logs, telemetry)
     report(2, 5)
     ranks = _summaries(graphs, memory)
@@ -183,6 +181,7 @@ def _context(
     telemetry: Mapping[str, HostTelemetry],
     patterns: Sequence[StepPattern],
     works: Mapping[int, WorkersWork],
+    profiler_ns: float,
 ) -> Context:
     """The inputs of the pricers."""
     graph, logs, windows = graphs.primary, graphs.logs, graphs.windows
@@ -208,6 +207,7 @@ def _context(
         reductions=bucket_facts(graph, graphs.log, graphs.window, logs, windows),
         message=MessageCost() if graphs.window is None else message_cost(graphs.window, _hosts(windows)),
         host_timed=graphs.primary_is_log,
+        profiler_ns=profiler_ns,
         cores=host_cores(telemetry, logs),
         asleep={rank: share for rank, work in works.items() if (share := work.asleep_share) is not None}
         | asleep_shares(logs),

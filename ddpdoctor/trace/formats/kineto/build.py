@@ -69,39 +69,35 @@ _WHOLE = re.compile(r"\s*-?[0-9]{1,19}\s*")
 
 
 class CollectiveRows:
-    """Collects the communication events of a trace in lists; there are few of them."""
+    """Collects the communication events of a trace in a list; there are few of them."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, list[int]] = {column: [] for column in Collectives.__struct_fields__}
+        self._rows: list[tuple[int, ...]] = []
+        """(row of the event, ids of its texts, numbers)."""
 
     def add(self, args: list[Arguments], first_row: int, names: dict[Any, int]) -> None:
         """Appends those of ``args`` that describe a communication; ``args[0]`` belongs to row ``first_row``."""
         for i, a in enumerate(args):
-            if a.operation is None:
-                continue
-            self._rows["event"].append(first_row + i)
-            for column in _TEXT:
-                value = getattr(a, column)
-                named = isinstance(value, (str, int, float))
-                self._rows[column].append(names[str(value)] if named else -1)
-            for column in _NUMBERS:
-                self._rows[column].append(_number(getattr(a, column)))
+            if a.operation is not None:
+                texts = [getattr(a, column) for column in _TEXT]
+                ids = [names[str(text)] if isinstance(text, (str, int, float)) else -1 for text in texts]
+                numbers = [_number(getattr(a, column)) for column in _NUMBERS]
+                self._rows.append((first_row + i, *ids, *numbers))
 
     def keep(self, kept: NDArray[np.bool_]) -> None:
         """Keeps the rows of the events in the mask ``kept`` and renumbers these events."""
         position = np.cumsum(kept) - 1
-        chosen = [i for i, event in enumerate(self._rows["event"]) if kept[event]]
-        self._rows = {column: [values[i] for i in chosen] for column, values in self._rows.items()}
-        self._rows["event"] = [int(position[event]) for event in self._rows["event"]]
+        self._rows = [(int(position[event]), *rest) for event, *rest in self._rows if kept[event]]
 
     def finish(self, order: NDArray[np.int64]) -> Collectives:
         """The columns in the order of the sorted trace; ``order`` [events] gives the old row of each new one."""
+        names = ("event", *_TEXT, *_NUMBERS)
+        rows = np.array(self._rows, np.int64).reshape(-1, len(names))
         position = np.empty(order.size, dtype=np.int64)
         position[order] = np.arange(order.size)
-        event = position[np.array(self._rows["event"], dtype=np.int64)]
-        by_event = np.argsort(event, kind="stable")
-        columns = {column: np.array(self._rows[column], np.int64)[by_event] for column in (*_TEXT, *_NUMBERS)}
-        return Collectives.of({"event": event[by_event], **columns})
+        rows[:, 0] = position[rows[:, 0]]
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        return Collectives.of(dict(zip(names, rows.T, strict=True)))
 
 
 def _number(value: Any) -> int:
