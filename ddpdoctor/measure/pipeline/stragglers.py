@@ -92,12 +92,10 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
     """S = T / T_ideal."""
     workers: list[Worker]
     """Slowest first."""
-    slowest: list[int]
-    """Ranks of the slowest 3 % of workers (at least one)."""
     slow_workers: list[int]
     """Ranks of the workers that are slow by themselves; may be empty."""
     without_slowest: Removed
-    """Its share is M_W."""
+    """Without the slowest 3 % of workers, at least one; its share is M_W."""
     without_last_stage: Removed | None
     """Its share is M_S. None where there is one stage."""
     without_slow_workers: Removed | None
@@ -168,7 +166,6 @@ def measure_stragglers(operations: Operations) -> Stragglers:
         measured_steps_ms=(job.lengths_s(ops.end_s) * 1e3).tolist(),
         slowdown=float(job.as_measured.mean() / job.all_ideal.mean()),
         workers=workers,
-        slowest=slowest,
         slow_workers=slow_workers,
         without_slowest=job.without(np.isin(ops.rank, slowest)),
         without_last_stage=job.without(ops.stage == max(by_stage)) if len(by_stage) > 1 else None,

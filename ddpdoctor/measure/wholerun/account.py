@@ -113,11 +113,9 @@ class RunAccount(msgspec.Struct, frozen=True):
     """Seconds of each part: the mean over the ranks."""
     steps: int
     """Number of steps of the job, as far as known."""
-    usual_s: float
-    """Seconds of a usual step: the median of the ordinary ones."""
     goodput: float
-    """Share of the wall time that the job's steps would take if each were a usual one (0 to 1); no more than the ordinary and the
-    unrecorded steps took."""
+    """Share of the wall time that the job's steps would take if each were a usual one, the median of the ordinary ones (0 to 1); no more
+    than the ordinary and the unrecorded steps took."""
     patterns: list[StepPattern]
     reasons: Mapping[int, RunPart]
     """By number of a step, the part to which its time beyond the usual length belongs."""
@@ -181,7 +179,6 @@ def run_account(
         ranks=ranks,
         parts_s={part: seconds for part, seconds in parts.items() if seconds > 0.0},
         steps=steps,
-        usual_s=usual_s,
         goodput=min(usual_steps_s / wall_s, 1.0) if wall_s > 0 else 0.0,
         patterns=patterns,
         reasons=reasons,
