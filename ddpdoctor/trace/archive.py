@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.columns import LIMIT_NS, MAX_DURATION_NS, Collectives, RankTrace, TraceMeta, column_types
-from ddpdoctor.trace.sources import MAX_RANKS, host_of_name, rank_and_source
+from ddpdoctor.trace.sources import MAX_RANKS, host_of_name, rank_of_name
 
 _ABSENT = -1
 """Value of an id or number that the trace does not have, see :mod:`.table`."""
@@ -200,6 +200,19 @@ def _arrays(parquet: bytes, table: type) -> dict[str, Any]:
     if any(frame.null_count().row(0)):
         raise ValueError("values are missing")
     return {column: np.array(frame[column].to_numpy()) for column in frame.columns}
+
+
+def rank_and_source(path: str, given: int | None, stated: int | None = None) -> tuple[int | None, str]:
+    """(the rank of the file at ``path``; its source as in :attr:`.TraceMeta.rank_from`): the ``given`` one, else the one ``stated`` in the
+    file, else that of its name."""
+    for rank, source in (
+        (given, "run directory"),
+        (stated, "distributedInfo"),
+        (rank_of_name(path), "file name"),
+    ):
+        if rank is not None:
+            return rank, source
+    return None, ""
 
 
 def relocated(meta: TraceMeta, path: str, rank: int | None) -> TraceMeta:

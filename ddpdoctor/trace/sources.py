@@ -76,19 +76,6 @@ def rank_of_name(path: str) -> int | None:
     return None
 
 
-def rank_and_source(path: str, given: int | None, stated: int | None = None) -> tuple[int | None, str]:
-    """(the rank of the file at ``path``; its source as in :attr:`.TraceMeta.rank_from`): the ``given`` one, else the one ``stated`` in the
-    file, else that of its name."""
-    for rank, source in (
-        (given, "run directory"),
-        (stated, "distributedInfo"),
-        (rank_of_name(path), "file name"),
-    ):
-        if rank is not None:
-            return rank, source
-    return None, ""
-
-
 def host_of_name(path: str) -> str | None:
     """The host in a file name of ``tensorboard_trace_handler``, else None."""
     handler = _TENSORBOARD.match(PurePosixPath(path.replace("\\", "/")).name)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace.archive import NUMBERS_OF_DEVICES
+from ddpdoctor.trace.archive import NUMBERS_OF_DEVICES, rank_and_source
 from ddpdoctor.trace.classify import DEVICE
 from ddpdoctor.trace.columns import LIMIT_NS, RankTrace, TraceMeta
 from ddpdoctor.trace.formats import HEAD_BYTES, Candidate
-from ddpdoctor.trace.sources import GZIP, LFS_POINTER, MAX_RANKS, ZSTD, Source, host_of_name, rank_and_source
+from ddpdoctor.trace.sources import GZIP, LFS_POINTER, MAX_RANKS, ZSTD, Source, host_of_name
 
 from .build import ColumnBuilder
 from .stream import MAX_EVENT_BYTES, EventStream

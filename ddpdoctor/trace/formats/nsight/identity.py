@@ -18,8 +18,9 @@ import numpy as np
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import classify
+from ddpdoctor.trace.archive import rank_and_source
 from ddpdoctor.trace.columns import LIMIT_NS, IntColumn
-from ddpdoctor.trace.sources import MAX_RANKS, rank_and_source
+from ddpdoctor.trace.sources import MAX_RANKS
 
 from .build import kernel_name_ids
 from .database import (
