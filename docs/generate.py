@@ -16,9 +16,8 @@ from ddpdoctor.diagnose.load import RuleSet, load_rules
 from ddpdoctor.diagnose.rule import Common, FixText, Rule, Tested, Threshold
 from ddpdoctor.diagnose.selftest import outcome_of
 from ddpdoctor.measure.facts import Cost, Facts
-from ddpdoctor.measure.hangfacts import StopFacts
-from ddpdoctor.measure.memoryfacts import Growth
 from ddpdoctor.measure.places import Where
+from ddpdoctor.measure.runfacts import Growth, StopFacts
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # the tests know which snippets they run

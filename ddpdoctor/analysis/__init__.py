@@ -18,9 +18,8 @@ from ddpdoctor.deferred import deferred
 from ddpdoctor.stages import Progress
 
 from .driver import PreparedJob, analyze, analyze_or_read, conclude, prepare
-from .inputs import Inputs, load
+from .inputs import Inputs, Options, load
 from .job import command_and_start
-from .options import Options
 
 if TYPE_CHECKING:
     from .dataframes import Frames, frames

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from ddpdoctor import __version__
 from ddpdoctor.diagnose import facts_view, words
@@ -19,20 +20,20 @@ from ddpdoctor.diagnose.diagnosis import (
     Standing,
     Steps,
     Verdict,
-    WindowCost,
     without_numpy,
 )
 from ddpdoctor.diagnose.engine import diagnose
 from ddpdoctor.diagnose.load import load_rules
+from ddpdoctor.diagnose.trials import TRIALS_FILE, read_trials
 from ddpdoctor.diagnose.verdict import verdict, waterfall, withheld, without_contradictions
-from ddpdoctor.measure.facts import Facts, StepFacts
-from ddpdoctor.measure.hangfacts import HangFacts
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.measure.facts import Facts
+from ddpdoctor.measure.runfacts import HangFacts
 from ddpdoctor.measure.summary import Drawn
-from ddpdoctor.rundir import Note
+from ddpdoctor.rundir import Note, RunDirectory
 from ddpdoctor.stages import Stage
 
-from .inputs import merge_notes
-from .options import Options
+from .inputs import Options, merge_notes
 
 
 class MeasuredJob(msgspec.Struct, frozen=True):
@@ -98,9 +99,16 @@ def build_diagnosis(measured: MeasuredJob, options: Options) -> Diagnosis:
         headline = words.inside_sentence(sentence.headline)
         before = f"In the steps before that: {headline}" if facts.steps.seen else "No step was recorded."
         sentence = Verdict(sentence.rule, f"{measured.termination}. {before}")
+    of_steps = {name: value for name, value in asdict(facts.steps).items() if name in Steps.__struct_fields__}
     drawn = {name: value for name, value in asdict(measured.drawn).items() if name != "window"}
     noted = [note.text for note in merge_notes(measured.notes)]
-    chosen = [*_suppressed_note(outcome.suppressed, options), *_replaced_note(rules.replaced)]
+    chosen = []
+    if outcome.suppressed:
+        by = options.suppressed_by or "the caller"
+        chosen.append(_rules_note(f"suppressed by {by}", outcome.suppressed))
+    if rules.replaced:
+        others = "another" if len(rules.replaced) == 1 else "others"
+        chosen.append(_rules_note(f"of ddpdoctor's own replaced by {others} of the same id", rules.replaced))
     diagnosis = Diagnosis(
         tool_version=__version__,
         created_ns=time.time_ns(),
@@ -108,7 +116,9 @@ def build_diagnosis(measured: MeasuredJob, options: Options) -> Diagnosis:
         healthy=healthy,
         verdict=sentence,
         job=measured.job,
-        steps=_steps(facts.steps, measured.set_aside, measured.drawn.window),
+        steps=Steps(
+            count=facts.steps.seen, set_aside=measured.set_aside, window=measured.drawn.window, **of_steps
+        ),
         breakdown=facts.breakdown,
         findings=_headline_first(outcome.findings, sentence.rule),
         notes=list(dict.fromkeys([*chosen, *noted, *outcome.errors])),
@@ -128,22 +138,15 @@ def _headline_first(findings: Sequence[Finding], rule: str | None) -> list[Findi
     return sorted(findings, key=lambda finding: finding.rule != rule or finding.caused_by is not None)
 
 
-def _suppressed_note(rules: Sequence[str], options: Options) -> list[str]:
-    if not rules:
-        return []
-    by = options.suppressed_by or "the caller"
-    return [f"{words.count(len(rules), 'rule')} suppressed by {by}: {', '.join(rules)}."]
+def _rules_note(what: str, rules: Sequence[str]) -> str:
+    return f"{words.count(len(rules), 'rule')} {what}: {', '.join(rules)}."
 
 
-def _replaced_note(rules: Sequence[str]) -> list[str]:
-    if not rules:
-        return []
-    others = "another" if len(rules) == 1 else "others"
-    return [
-        f"{words.count(len(rules), 'rule')} of ddpdoctor's own replaced by {others} of the same id: {', '.join(rules)}."
-    ]
-
-
-def _steps(steps: StepFacts, set_aside: dict[str, int], window: WindowCost | None) -> Steps:
-    noted = {name: getattr(steps, name) for name in Steps.__struct_fields__ if hasattr(steps, name)}
-    return Steps(count=steps.seen, set_aside=set_aside, window=window, **noted)
+def with_trials(diagnosis: Diagnosis, runs: Sequence[RunDirectory]) -> Diagnosis:
+    """The diagnosis with the results in the first of ``runs``; a file that cannot be read becomes a note."""
+    try:
+        return replace(diagnosis, tried=read_trials(Path(runs[0].path) / TRIALS_FILE)) if runs else diagnosis
+    except FileNotFoundError:
+        return diagnosis
+    except (UnusableInput, OSError) as error:
+        return replace(diagnosis, notes=[*diagnosis.notes, f"Trials are not shown: {error}"])

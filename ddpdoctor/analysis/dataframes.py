@@ -7,12 +7,11 @@ from dataclasses import dataclass, fields
 
 import polars as pl
 
-from ddpdoctor.diagnose.diagnosis import RankSummary
 from ddpdoctor.measure.export import recorded_tables
 from ddpdoctor.measure.flow import summaries
 
 from .driver import prepare
-from .options import Options
+from .inputs import Options
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,23 +40,20 @@ _RANKS = {
     "late_ms": pl.Float64,
     "caused_wait_ms": pl.Float64,
 }
-"""Fields of :class:`RankSummary` that are columns; its breakdown adds one column per part."""
+"""Fields of :class:`~ddpdoctor.diagnose.diagnosis.RankSummary` that are columns; its breakdown adds one column per part."""
 
 
 def frames(paths: Sequence[str], options: Options) -> Frames:
     """Read, align and measure. Raises UnusableInput if there is nothing to measure."""
     prepared = prepare(paths, options)
-    tables = recorded_tables(prepared.logs, prepared.windows, prepared.inputs.telemetry)
     recorded = prepared.logs, prepared.windows, prepared.inputs.telemetry
-    ranks = _of_ranks(summaries(*recorded, options.progress) if prepared.logs or prepared.windows else [])
-    return Frames(tables.steps, tables.collectives, tables.events, ranks)
-
-
-def _of_ranks(ranks: Sequence[RankSummary]) -> pl.DataFrame:
+    tables = recorded_tables(*recorded)
+    ranks = summaries(*recorded, options.progress) if prepared.logs or prepared.windows else []
     parts = dict.fromkeys(part for each in ranks for part in each.breakdown_ms)
     rows = [
         {name: getattr(each, name) for name in _RANKS}
         | {f"{part}_ms": each.breakdown_ms.get(part) for part in parts}
         for each in ranks
     ]
-    return pl.DataFrame(rows, schema=_RANKS | {f"{part}_ms": pl.Float64 for part in parts})
+    of_ranks = pl.DataFrame(rows, schema=_RANKS | {f"{part}_ms": pl.Float64 for part in parts})
+    return Frames(tables.steps, tables.collectives, tables.events, of_ranks)

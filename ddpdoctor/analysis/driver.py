@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor import stall
@@ -18,9 +18,9 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import move_trace
 from ddpdoctor.measure.facts import Facts, JobFacts
 from ddpdoctor.measure.flow import measure
-from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.metrics import device_errors, program_errors, telemetry_series, window_cost
-from ddpdoctor.measure.steplog import RankLog, Training, trainings_of
+from ddpdoctor.measure.runfacts import HangFacts
+from ddpdoctor.measure.steplog import OPENED, PROFILED, RankLog, Step, Training, trainings_of
 from ddpdoctor.measure.wholerun import AttemptRecord, with_first_findings, with_trainings
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
@@ -30,14 +30,18 @@ from ddpdoctor.stall import Verdict
 from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
 
-from .attempts import attempt_records
-from .build import MeasuredJob, build_diagnosis
-from .inputs import Inputs, expand_run_directories, launch_of_starts, load, no_data_reason, provisional_notes
-from .job import job_of, launches_by_host, termination_summary
-from .options import Options
-from .profiler_window import is_of_training, steps_of_profiler_window
+from .build import MeasuredJob, build_diagnosis, with_trials
+from .inputs import (
+    Inputs,
+    Options,
+    expand_run_directories,
+    launch_of_starts,
+    load,
+    no_data_reason,
+    provisional_notes,
+)
+from .job import attempt_records, job_of, launches_by_host, termination_summary
 from .source_text import with_repository, with_source_text
-from .trials import with_trials
 
 _MOST_OTHERS = 7
 """Attempts, and trainings, that are diagnosed besides the measured one."""
@@ -128,11 +132,7 @@ def _find_stop(inputs: Inputs) -> Verdict:
     try:
         return _stop_verdict(inputs)
     except Exception as error:  # reads files of a failed job, which may contain anything
-        why = " ".join(str(error).split())[:_MAX_ERROR_TEXT]
-        kind = type(error).__name__
-        return Verdict(
-            HangFacts(), [], [f"What stopped could not be analysed: {kind}{': ' if why else ''}{why}."]
-        )
+        return Verdict(HangFacts(), [], [f"What stopped could not be analysed: {_in_one_line(error)}."])
 
 
 def _stop_verdict(inputs: Inputs) -> Verdict:
@@ -243,7 +243,11 @@ def _measure(prepared: PreparedJob, attempts: list[AttemptRecord], options: Opti
     inputs, stopped = prepared.inputs, prepared.stopped
     if not prepared.logs and not prepared.windows:
         return _measure_end(prepared)
-    hta = _hta(inputs, options)
+    hta = None
+    if options.hta:
+        from ddpdoctor.measure.hta import hta_results
+
+        hta = hta_results(inputs.traces)
     measurement = measure(
         prepared.logs,
         prepared.windows,
@@ -288,11 +292,14 @@ def _attempts(prepared: PreparedJob) -> list[AttemptRecord]:
         prepared.inputs.notes.extend(notes)
         return attempts
     except Exception as error:
-        why = " ".join(str(error).split())[:_MAX_ERROR_TEXT]
-        prepared.inputs.notes.append(
-            Note(f"The attempts of the run could not be analysed: {type(error).__name__}: {why}.")
-        )
+        why = f"The attempts of the run could not be analysed: {_in_one_line(error)}."
+        prepared.inputs.notes.append(Note(why))
         return []
+
+
+def _in_one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())[:_MAX_ERROR_TEXT]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _truncated(measured: bool, windows: Sequence[Window]) -> str | None:
@@ -353,9 +360,29 @@ def _measure_operations(paths: Sequence[str], tables: Sequence[str]) -> Measured
     )
 
 
-def _hta(inputs: Inputs, options: Options) -> dict[str, Any] | None:
-    if not options.hta:
-        return None
-    from ddpdoctor.measure.export import hta_results
+def steps_of_profiler_window(trace: RankTrace, steps: Sequence[Step]) -> list[Step]:
+    """The steps of the profiler window closest to the trace's events; empty for an empty trace."""
+    if not trace.size:
+        return []
+    windows: list[list[Step]] = []
+    for step in steps:
+        if PROFILED in step.marks:
+            if OPENED in step.marks or not windows:
+                windows.append([])
+            windows[-1].append(step)
+    if len(windows) <= 1:
+        return windows[0] if windows else []
+    median_ns = int(np.median(trace.start_ns))
 
-    return hta_results(inputs.traces)
+    def distance_ns(window: Sequence[Step]) -> int:
+        # Wall-clock times, like those of the trace.
+        return max(window[0].recorded_ns[0] - median_ns, median_ns - window[-1].recorded_ns[1], 0)
+
+    return min(windows, key=distance_ns)
+
+
+def is_of_training(trace: RankTrace, log: RankLog | None) -> bool:
+    """Whether a trace may be of the steps of its rank's ``log``: always, unless they are one training of several."""
+    if log is None or not trace.size or not (log.follows_training or log.later_trainings_end_ns):
+        return True
+    return log.steps[0].recorded_ns[0] <= int(np.median(trace.start_ns)) <= log.steps[-1].recorded_ns[1]

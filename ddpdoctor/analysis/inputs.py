@@ -15,6 +15,7 @@ import msgspec
 
 from ddpdoctor.diagnose import words
 from ddpdoctor.diagnose.diagnosis import RUNNING, UNKNOWN
+from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import use_monotonic_time
 from ddpdoctor.measure.steplog import RankLog, notes_on_records, read_logs, span_around
@@ -39,19 +40,46 @@ from ddpdoctor.rundir import (
 from ddpdoctor.rundir.attempts import starts_of
 from ddpdoctor.rundir.liveness import is_running
 from ddpdoctor.rundir.stops import launches_of
-from ddpdoctor.stages import Stage, progress_counter
+from ddpdoctor.stages import Progress, Stage, no_progress, progress_counter
 from ddpdoctor.stall import Dumps, find_dumps
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
 from ddpdoctor.trace import RankTrace, TraceSet, find_traces, load_traces
 from ddpdoctor.trace.digest import trace_digest
 from ddpdoctor.trace.sources import is_url
 
-from .options import Options
-
 _MAX_MISSING_RANKS = 1000
 """Most missing ranks that are listed."""
 _RANK_PREFIX = re.compile(r"Rank (\d+): ")
 _FOLDER = re.compile(r"/ranks/(\d{5,})(?:\.\d+)?(?=[/ :])")
+
+
+class Options(msgspec.Struct, frozen=True):
+    """Options of an analysis; the defaults are those of the Python API."""
+
+    rules: Sequence[Path | str] = ()
+    loaded_rules: RuleSet | None = None
+    """Rules that the caller has loaded already; ``rules`` is then ignored."""
+    thresholds: Mapping[str, Mapping[str, float]] = msgspec.field(default_factory=dict)
+    suppressed: Collection[str] = ()
+    suppressed_by: str = ""
+    """File in which the rules are suppressed, for the note."""
+    jobs: int | None = None
+    cache: bool = True
+    engine: str | None = None
+    """Engine that reads traces, see :func:`ddpdoctor.trace.clusters.open_engine`; None: processes of this machine."""
+    job: int | None = None
+    """Number of the job to analyse, as the error message lists them; None: there must be only one."""
+    window: int | None = None
+    """Number, from 1, of a profiler window requested with ``ddpdoctor capture``; None: the run's first window."""
+    attempt: int | None = None
+    """Number, from 1, of the attempt of a restarted run whose steps to measure; None: the one with the most steps."""
+    training: int | None = None
+    """Number, from 1, of the training to measure, where the same processes take several one after the other; None: the longest one."""
+    hta: bool = False
+    source_text: bool = True
+    """Whether findings include the text of their source lines, if the files are present and unchanged."""
+    progress: Progress = no_progress
+    """Called at the start of each stage and with the share of it that is done."""
 
 
 class Inputs(msgspec.Struct, frozen=True):
@@ -122,7 +150,9 @@ def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) ->
     traces, trace_notes = _read_traces(
         runs, [path for path in others if path not in dumps.files], options, dumps, below
     )
-    measured = _whole_traces(traces, any(run.logs for run in runs))
+    whole = [trace for trace in traces if trace.meta.truncated is None]
+    # All traces, if nothing else would be left to measure.
+    measured = whole if whole or any(run.logs for run in runs) else traces
     if len(measured) < len(traces):
         left_out = words.count(len(traces) - len(measured), "truncated trace")
         trace_notes.insert(
@@ -148,12 +178,6 @@ def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) ->
         ),
         dumps=dumps,
     )
-
-
-def _whole_traces(traces: list[RankTrace], has_logs: bool) -> list[RankTrace]:
-    """``traces`` without those whose file is truncated, of which notes tell; all of them if nothing else would be left to measure."""
-    whole = [trace for trace in traces if trace.meta.truncated is None]
-    return whole if whole or has_logs else traces
 
 
 def _missing_rank_notes(runs: Sequence[_Run], logs: Sequence[RankLog]) -> list[Note]:
@@ -266,12 +290,6 @@ def is_running_here(run: RunDirectory) -> bool:
     return any(map(is_running, documents)) or launcher_runs(run.path, run.manifest) is True
 
 
-def _window_of(record: RankRecord, number: int | None) -> str | None:
-    if number is not None:
-        return record.capture(number)
-    return record.trace or trace_digest(record.path)
-
-
 def _no_such_window(runs: Sequence[_Run], number: int) -> str:
     captures = [
         capture
@@ -284,17 +302,6 @@ def _no_such_window(runs: Sequence[_Run], number: int) -> str:
         return f"there is no window {number}: `ddpdoctor capture RUN` opens windows in a running job."
     known = ", ".join(str(number) for number in sorted({capture.get("number", 0) for capture in captures}))
     return f"there is no window {number}: {', '.join(run.directory.path for run in runs)} has {known}."
-
-
-def _find_loose_traces(
-    others: Sequence[str], dumps: Dumps, below: Mapping[str, FilesBelow]
-) -> TraceSet | None:
-    try:
-        return find_traces(others, below)
-    except UnusableInput:
-        if not dumps.files:
-            raise
-        return None
 
 
 def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
@@ -323,7 +330,9 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
             ),
         ]
         by_own_name = {each.host or host: each for host, each in telemetry.items()}
-        runs.append(_Run(directory, read.logs, by_own_name, _without_gpu_notes(notes, directory.ranks)))
+        uses_gpus = any(record.info.get("device", "cpu") != "cpu" for record in directory.ranks)
+        kept = [note for note in notes if uses_gpus or note.code != NoteCode.NO_GPU]
+        runs.append(_Run(directory, read.logs, by_own_name, kept))
     return runs
 
 
@@ -381,13 +390,6 @@ def _launcher_notes(run: RunDirectory, telemetry: dict[str, Telemetry]) -> list[
     return [note for note in notes if note.text not in report_progress]
 
 
-def _without_gpu_notes(notes: list[Note], ranks: Sequence[RankRecord]) -> list[Note]:
-    """``notes`` without those on missing GPU readings if the job uses no GPU."""
-    if any(record.info.get("device", "cpu") != "cpu" for record in ranks):
-        return notes
-    return [note for note in notes if note.code != NoteCode.NO_GPU]
-
-
 def _read_traces(
     runs: Sequence[_Run],
     others: Sequence[str],
@@ -396,17 +398,24 @@ def _read_traces(
     below: Mapping[str, FilesBelow],
 ) -> tuple[list[RankTrace], list[Note]]:
     """The profiler windows or digests of the recorded ranks, and the traces at ``others``, which may also have ``dumps``; with notes."""
-    recorded = [record for run in runs for record in run.directory.ranks]
-    places = [(_window_of(record, options.window), record.rank) for record in recorded]
-    if options.window is not None and not any(file for file, _ in places):
+    ranks: dict[str, int] = {}
+    for record in (record for run in runs for record in run.directory.ranks):
+        number = options.window
+        file = record.capture(number) if number is not None else record.trace or trace_digest(record.path)
+        if file is not None:
+            ranks[file] = record.rank
+    if options.window is not None and not ranks:
         raise UnusableInput(_no_such_window(runs, options.window))
-    ranks = {file: rank for file, rank in places if file is not None}
-    loose = _find_loose_traces(others, dumps, below) if others else None
-    files = list(dict.fromkeys([*ranks, *(loose.files if loose is not None else ())]))
-    skipped_notes = [Note(sentence) for sentence in (loose.notes if loose is not None else ())]
+    loose = TraceSet(())
+    try:
+        loose = find_traces(others, below) if others else loose
+    except UnusableInput:
+        if not dumps.files:
+            raise
+    files = list(dict.fromkeys([*ranks, *loose.files]))
+    skipped_notes = list(map(Note, loose.notes))
     if not files:
         return [], skipped_notes
-    named = set(loose.files) if loose is not None else set()
     report_progress = partial(options.progress, Stage.TRACES)
     report_progress(0.0)
     try:
@@ -414,7 +423,7 @@ def _read_traces(
             files,
             jobs=options.jobs,
             cache=options.cache,
-            ranks={file: rank for file, rank in ranks.items() if file not in named},
+            ranks={file: rank for file, rank in ranks.items() if file not in loose.files},
             progress=report_progress,
             engine=options.engine,
             job=options.job,

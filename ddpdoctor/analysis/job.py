@@ -1,24 +1,28 @@
-"""The job section of a diagnosis, from the manifest and the ranks' records, and how the job ended."""
+"""The job section of a diagnosis, from the manifest and the ranks' records; how the job ended; and the attempts of a restarted run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from posixpath import basename
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from ddpdoctor import __version__
+from ddpdoctor import __version__, stall
 from ddpdoctor.diagnose import words
 from ddpdoctor.diagnose.diagnosis import RUNNING, UNKNOWN, Job
 from ddpdoctor.measure.facts import JobFacts
-from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.metrics import creation_line
-from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.wholerun import Launch
-from ddpdoctor.rundir import RunDirectory
-from ddpdoctor.rundir.stops import launches_of
+from ddpdoctor.measure.runfacts import Standing
+from ddpdoctor.measure.steplog import RankLog, read_rank_log
+from ddpdoctor.measure.wholerun import AttemptRecord, Launch
+from ddpdoctor.report.words import seconds
+from ddpdoctor.rundir import Note, RunDirectory
+from ddpdoctor.rundir.attempts import Attempt, attempts_of
+from ddpdoctor.rundir.stops import Stops, launches_of
 from ddpdoctor.stall import Verdict
 
 from .inputs import Inputs, is_running_here, launch_of, missing_ranks
@@ -79,14 +83,20 @@ def job_of(
 ) -> Job:
     """The job section, as far as known from ``inputs``; ``manifest`` is the first launcher's, or its record."""
     infos = [log.record.info for log in inputs.logs]
-    first = next((info for info in infos if "rank" in info), {})
+    log = next((log for log in inputs.logs if "rank" in log.record.info), None)
+    first = log.record.info if log is not None else {}
     # In a job that stopped, a rank without steps is not missing: its last position is known.
     seen = {log.rank for log in inputs.logs if log.steps or stopped.facts.state} | set(measured_ranks)
     hosts = {log.host for log in inputs.logs} | {trace.meta.host for trace in inputs.traces}
     devices = [facts.device_name, *(info.get("device_name") for info in infos)]
     environment = manifest.get("environment") or first.get("environment") or {}
     ended_ns = manifest.get("ended_ns")
-    started_ns = manifest.get("started_ns") if manifest else _first_seen_ns(inputs.logs)
+    if manifest:
+        started_ns = manifest.get("started_ns")
+    else:
+        begins = [info["started_ns"] for info in infos if info.get("started_ns")]
+        begins = begins or [log.steps[0].recorded_ns[0] for log in inputs.logs if log.steps]
+        started_ns = min(begins, default=None)
     return Job(
         world_size=facts.world_size,
         ranks_seen=sorted(seen),
@@ -97,7 +107,7 @@ def job_of(
         device_names=sorted({str(name) for name in devices if name}),
         command=[str(part) for part in manifest.get("command") or []],
         versions=_versions(facts, first, manifest),
-        settings=_settings(inputs.logs, first),
+        settings={name: _with_lines(log, first[name]) for name in _SETTINGS if log and first.get(name)},
         environment={str(name): str(value) for name, value in environment.items()},
         started_ns=started_ns,
         duration_s=(ended_ns - started_ns) / 1e9
@@ -122,20 +132,8 @@ def _end(runs: Sequence[RunDirectory], stopped: Verdict) -> str | None:
     return "cut off" if stopped.job.killed else UNKNOWN
 
 
-def _first_seen_ns(logs: Sequence[RankLog]) -> int | None:
-    """Start of the first rank, from its record or its first step, epoch ns; None if both are unknown."""
-    text = [info["started_ns"] for log in logs if (info := log.record.info).get("started_ns")]
-    return min(text or [log.steps[0].recorded_ns[0] for log in logs if log.steps], default=None)
-
-
-def _settings(logs: Sequence[RankLog], first: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the first rank that has a record, ``first``, with ids of source lines replaced by file and line."""
-    log = next((log for log in logs if "rank" in log.record.info), None)
-    settings = {name: first[name] for name in _SETTINGS if first.get(name)}
-    return settings if log is None else {name: _with_lines(log, value) for name, value in settings.items()}
-
-
 def _with_lines(log: RankLog, value: Any) -> Any:
+    """The settings of a rank, with ids of source lines replaced by file and line."""
     if isinstance(value, list):
         return [_with_lines(log, one) for one in value]
     if not isinstance(value, Mapping) or "where" not in value:
@@ -173,3 +171,85 @@ def launches_by_host(starts: Sequence[Sequence[RunDirectory]]) -> dict[str, Laun
         whole = Launch(min(launch.started_ns for launch in found.values()), max(ends, default=None))
         return dict.fromkeys(found, whole)
     return found
+
+
+_LEAST_WAIT_S = 30.0
+"""Seconds between the last rank's end and the command's; launchers end within a few after their ranks."""
+_MOST_LOGS = 8
+"""Ranks of which the steps of an attempt that is not measured are read."""
+
+
+def attempt_records(
+    runs: Sequence[RunDirectory], logs: Sequence[RankLog]
+) -> tuple[list[AttemptRecord], list[Note]]:
+    """(All attempts of the ``runs`` of one job, in order, [] if there is only one; notes). ``logs`` are those of the measured one."""
+    attempts = attempts_of([record for run in runs for record in run.recordings])
+    unrecorded = [_unrecorded(old, new) for old, new in pairwise([None, *attempts]) if new is not None]
+    notes = [_unrecorded_note(count, number) for number, count in enumerate(unrecorded, 1) if count]
+    if len(attempts) < 2:
+        return [], [*notes, *(_unjoined(attempts[0], runs, logs) if attempts else [])]
+    stops = stall.stops_of(runs, [])
+    records = [_record(attempt, runs, logs, stops) for attempt in attempts]
+    return [
+        replace(record, unrecorded=count) for record, count in zip(records, unrecorded, strict=True)
+    ], notes
+
+
+def _unrecorded(old: Attempt | None, new: Attempt) -> int:
+    """How many attempts between the two are not in the recording, by their launcher's count of restarts; before the first one for None."""
+    if old is None:
+        return new.restarts
+    return max(new.restarts - old.restarts - 1, 0) if new.job_id and new.job_id == old.job_id else 0
+
+
+def _unrecorded_note(count: int, number: int) -> Note:
+    which, are, whose = ("An attempt", "is", "its") if count == 1 else (f"{count} attempts", "are", "their")
+    return Note(
+        f"{which} before attempt {number} {are} not in this recording; most likely {whose} ranks ended before they had created a "
+        "process group. The launcher's output may say why."
+    )
+
+
+def _unjoined(attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[Note]:
+    """A note on the one recorded ``attempt`` where the launcher may restart ranks, and its command ended long after all ranks: the next
+    attempt never created its process group, so nothing was recorded of it."""
+    ended_ns = max(
+        (end for run in runs if isinstance(end := run.manifest.get("ended_ns"), int)), default=None
+    )
+    may_restart = any(
+        str((log.record.info.get("environment") or {}).get("TORCHELASTIC_MAX_RESTARTS") or "0") != "0"
+        for log in logs
+    )
+    if ended_ns is None or not may_restart:
+        return []
+    last_ns = stall.attempt_end(attempt, runs, logs).ended_ns
+    waited_s = (ended_ns - last_ns) / 1e9 if last_ns is not None else 0.0
+    if waited_s < _LEAST_WAIT_S:
+        return []
+    return [
+        Note(
+            f"All recorded ranks had ended {seconds(waited_s)} before the command did. If its launcher restarted them, the "
+            "new ranks had not created their process group by then. With Gloo and torchrun of torch 2.13, the new ranks may read "
+            "addresses of the ended ones; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the job's environment prevents this."
+        )
+    ]
+
+
+def _record(
+    attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog], stops: Mapping[str, Stops]
+) -> AttemptRecord:
+    paths = {record.path for record in attempt.ranks}
+    own = [log for log in logs if log.record.path in paths]
+    read = own or [read_rank_log(record) for record in attempt.ranks[:_MOST_LOGS]]
+    end = stall.attempt_end(attempt, runs, read, stops)
+    return AttemptRecord(
+        logs=read,
+        started_ns=attempt.started_ns,
+        failed_ns=end.failed_ns,
+        ended_ns=end.ended_ns,
+        ranks=(end.cause.ranks or []) if end.cause is not None else [],
+        ended=end.how,
+        where=end.cause.where if end.cause is not None else [],
+        world_size=next((size for r in attempt.ranks if (size := r.info.get("world_size"))), None),
+        is_measured=bool(own),
+    )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.measure.places import CodeLine, SourceText, Where
@@ -31,8 +31,8 @@ def with_repository(diagnosis: Diagnosis) -> Diagnosis:
     for above in (folder, *folder.parents):
         if os.path.lexists(above / ".git"):
             inside = folder.relative_to(above).as_posix()
-            job = msgspec.structs.replace(diagnosis.job, folder_in_repository="" if inside == "." else inside)
-            return msgspec.structs.replace(diagnosis, job=job)
+            job = replace(diagnosis.job, folder_in_repository="" if inside == "." else inside)
+            return replace(diagnosis, job=job)
     return diagnosis
 
 
@@ -42,7 +42,7 @@ def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
     notes: list[Note] = []
     hashes = [files for run in runs for files in read_sources(run, notes)]
     if notes:
-        diagnosis = msgspec.structs.replace(diagnosis, notes=[*diagnosis.notes, *map(str, notes)])
+        diagnosis = replace(diagnosis, notes=[*diagnosis.notes, *map(str, notes)])
     if not hashes:
         return diagnosis
 
@@ -61,12 +61,13 @@ def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
     def with_text(where: Where) -> Where:
         lines = lines_of(where.file)
         if isinstance(lines, str):
-            return msgspec.structs.replace(where, text_missing=lines)
+            return replace(where, text_missing=lines)
         if lines is None or not 1 <= where.line <= len(lines):
             return where
+        from ddpdoctor.rundir.privacy import mask_text
+
         first = max(1, where.line - AROUND)
         shown = lines[first - 1 : where.line + AROUND]
-        from ddpdoctor.rundir.privacy import mask_text
 
         def masked(line: str) -> str:
             return mask_text(line.rstrip("\r")[:_MAX_CHARACTERS])
@@ -77,13 +78,13 @@ def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
         text = SourceText(
             first, [masked(line) for line in shown], masked(of_call[0]).strip() if of_call else None
         )
-        return msgspec.structs.replace(where, text=text)
+        return replace(where, text=text)
 
     findings = [
-        msgspec.structs.replace(finding, where=[with_text(where) for where in _places(finding, lines_of)])
+        replace(finding, where=[with_text(where) for where in _places(finding, lines_of)])
         for finding in diagnosis.findings
     ]
-    return msgspec.structs.replace(diagnosis, findings=findings)
+    return replace(diagnosis, findings=findings)
 
 
 def _places(finding: Finding, lines_of: Callable[[str], list[str] | str | None]) -> list[Where]:

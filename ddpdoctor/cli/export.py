@@ -319,7 +319,7 @@ def _write_flames(
     prepared: PreparedJob, recorded: Mapping[str, Any], folder: Path, on_progress: OnProgress
 ) -> list[Path]:
     """Write a flame graph for each rank with stack samples; returns the files."""
-    from ddpdoctor.measure.export import flame_graphs
+    from ddpdoctor.measure.flames import flame_graphs
     from ddpdoctor.report.json_output import encoded
     from ddpdoctor.written import WrittenFolder
 

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.diagnose.trials import TrialsReport
-from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.places import Where
+from ddpdoctor.measure.runfacts import Standing
 from ddpdoctor.measure.summary import (
     BandwidthPoint,
     Flame,

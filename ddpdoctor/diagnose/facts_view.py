@@ -14,13 +14,11 @@ import msgspec
 
 from ddpdoctor.diagnose.rule_cache import CachedResult
 from ddpdoctor.measure import facts as facts_module
-from ddpdoctor.measure import hangfacts, memoryfacts, runfacts, taxonomy
+from ddpdoctor.measure import runfacts, taxonomy
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.places import Where
 
-_DOCUMENTED = tuple(
-    str(module.__file__) for module in (facts_module, hangfacts, memoryfacts, runfacts, taxonomy)
-)
+_DOCUMENTED = tuple(str(module.__file__) for module in (facts_module, runfacts, taxonomy))
 _FACTS_OF = {"LateCause": "LateFacts", "SharedCause": "SharedFacts"}
 """Enumeration of causes → the struct with one fact per cause."""
 

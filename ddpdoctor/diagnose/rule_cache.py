@@ -36,8 +36,6 @@ _CODE_FILES = (
     "diagnose/rule.py",
     "diagnose/words.py",
     "measure/facts.py",
-    "measure/hangfacts.py",
-    "measure/memoryfacts.py",
     "measure/runfacts.py",
     "measure/places.py",
     "measure/taxonomy.py",

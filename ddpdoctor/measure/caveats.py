@@ -25,14 +25,10 @@ _TUNING = _Tuning()
 def caveats(graphs: Graphs, profiler_ns: float) -> list[str]:
     """The limits of one run's recording, one sentence each; ``profiler_ns``: what the profiler adds to each of its
     cycles."""
-    of_traces = [] if graphs.logs else [*_one_rank(graphs), *_missing_ranks(graphs), *_nameless(graphs)]
     return [
-        *_refused(graphs),
-        *_not_whole(graphs),
-        *of_traces,
-        *_hosts_unseen(graphs),
-        *_devices_unseen(graphs),
-        *_unmarked(graphs),
+        *_not_matched(graphs),
+        *([] if graphs.logs else [*_missing_ranks(graphs), *_nameless(graphs)]),
+        *(_unseen(graphs) if graphs.primary_is_window else ()),
         *_no_window(graphs),
         *_slower_hosts(graphs, profiler_ns),
         *_few_steps(graphs),
@@ -40,19 +36,17 @@ def caveats(graphs: Graphs, profiler_ns: float) -> list[str]:
     ]
 
 
-def _refused(graphs: Graphs) -> Iterator[str]:
+def _not_matched(graphs: Graphs) -> Iterator[str]:
+    """Why no collective is matched, or how many lack members, and why."""
     window = graphs.window
-    if window is not None and graphs.primary is window and window.refused:
+    if window is None:
+        return
+    if graphs.primary is window and window.refused:
         yield (
             f"Collectives could not be matched across ranks: {window.refused}. "
             "Waiting and transfer cannot be separated, and no rank is reported as late."
         )
-
-
-def _not_whole(graphs: Graphs) -> Iterator[str]:
-    """How many collectives lack members, and why."""
-    window = graphs.window
-    found = window.coverage if window is not None else None
+    found = window.coverage
     if found is None or not found.incomplete:
         return
     reasons = {
@@ -64,15 +58,12 @@ def _not_whole(graphs: Graphs) -> Iterator[str]:
     yield f"{found.complete} of {found.complete + found.incomplete} collectives were matched on all their ranks; not matched: {why}."
 
 
-def _one_rank(graphs: Graphs) -> Iterator[str]:
+def _missing_ranks(graphs: Graphs) -> Iterator[str]:
     if len(graphs.windows) == 1 and len(graphs.windows[0].collectives):
         yield (
             "One rank's trace cannot show whether its collectives were transferring or waiting for a late "
             "rank. Record the same steps on all ranks."
         )
-
-
-def _missing_ranks(graphs: Graphs) -> Iterator[str]:
     worlds = (window.trace.meta.world_size for window in graphs.windows)
     world = next((size for size in worlds if size), None)
     if world is not None and 1 < len(graphs.windows) < world:
@@ -83,8 +74,8 @@ def _missing_ranks(graphs: Graphs) -> Iterator[str]:
 
 
 def _nameless(graphs: Graphs) -> Iterator[str]:
-    nameless = [window.trace.meta.source for window in graphs.windows if not window.trace.meta.rank_from]
     metas = [window.trace.meta for window in graphs.windows]
+    nameless = [meta.source for meta in metas if not meta.rank_from]
     known = {
         "world size": any(meta.world_size for meta in metas),
         "backend": any(meta.backend for meta in metas),
@@ -98,41 +89,32 @@ def _nameless(graphs: Graphs) -> Iterator[str]:
         )
 
 
-def _hosts_unseen(graphs: Graphs) -> Iterator[str]:
-    devices = [window for window in graphs.windows if window.on_device] if graphs.primary_is_window else []
+def _unseen(graphs: Graphs) -> Iterator[str]:
+    """Traces that show only devices, only hosts, or no steps."""
+    devices = [window for window in graphs.windows if window.on_device]
     unseen = [window for window in devices if not window.shows_host]
     if unseen:
         yield (
             f"The traces of {_some(unseen, devices)} do not show what the host did (operators, runtime calls): why a device idles there "
             "is unknown, and so is how fast the host could issue a step: prices are upper bounds."
         )
-
-
-def _devices_unseen(graphs: Graphs) -> Iterator[str]:
-    """Traces with runtime calls but no kernels: an export without its table of kernels, or a profiler without access to the device."""
+    # Runtime calls but no kernels: an export without its table of kernels, or a profiler without access to the device.
     hosts = [window for window in graphs.windows if not window.on_device]
     unseen = [window for window in hosts if window.trace.category_mask(*RUNTIME_CALLS).any()]
-    if unseen and graphs.primary_is_window:
+    if unseen:
         yield (
             f"The traces of {_some(unseen, graphs.windows)} show calls of the device's runtime, but no kernel: what the devices did is "
             "missing, so compute means the hosts' own work here, and nothing is said of the devices. Record, or export, the kernels too."
+        )
+    if graphs.primary.groups and not any(len(of.steps) for of in graphs.primary.steps):
+        yield (
+            "The traces mark no steps: the whole recording is measured as one step. Costs are those of the recording, and how much faster "
+            "a step would be is unknown."
         )
 
 
 def _some(chosen: Sequence[Window], every: Sequence[Window]) -> str:
     return "all ranks" if len(chosen) == len(every) else f"{len(chosen)} of {len(every)} ranks"
-
-
-def _unmarked(graphs: Graphs) -> Iterator[str]:
-    if (
-        graphs.primary_is_window
-        and graphs.primary.groups
-        and not any(len(of.steps) for of in graphs.primary.steps)
-    ):
-        yield (
-            "The traces mark no steps: the whole recording is measured as one step. Costs are those of the recording, and how much faster "
-            "a step would be is unknown."
-        )
 
 
 def _no_window(graphs: Graphs) -> Iterator[str]:

@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .hangfacts import HangFacts
-from .memoryfacts import MemoryFacts
 from .places import Where
-from .runfacts import RunFacts
+from .runfacts import HangFacts, MemoryFacts, RunFacts
 from .taxonomy import LateCause, SharedCause
 
 RANGE_LEVEL = 0.9
 """Level of a price's interval: the probability that the saving lies in it, once the cause is fixed."""
-
-
 _LEAST_STEP_MS = 1e-6
 """Lower bound of the step time that remains after a saving; avoids division by zero."""
 

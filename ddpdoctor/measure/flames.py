@@ -5,16 +5,21 @@ A sample has the user's lines from the outermost that was kept to the one at whi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.graph import Graph
+from ddpdoctor.measure.align import align_logs, exclude_suspended
+from ddpdoctor.measure.graph import Graph, build_graphs
 from ddpdoctor.measure.metrics import lateness_ns
 from ddpdoctor.measure.places import CodeLine, Stack
-from ddpdoctor.measure.sourcelines import Samples
+from ddpdoctor.measure.sourcelines import Samples, samples_of
+from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import Flame, FlameFrame, RankSummary
+from ddpdoctor.measure.telemetry import HostTelemetry
 
 LATE_SHARE = 0.05
 """Share of the median step from which on lateness is a warning."""
@@ -70,13 +75,11 @@ def flames(graph: Graph, samples: Samples, ranks: Sequence[RankSummary]) -> list
     # Excluded steps (warm-up, profiled, evaluations) are neither late nor usual.
     numbers = recorded & measured or recorded
     others = numbers - late[slowest]
-    drawn: list[_Tree | None] = []
+    drawn: list[_Tree | None] = [None]
     if late[slowest] and others:
-        drawn = [
-            _tree(samples, slowest, "late steps", late[slowest] & numbers),
-            _tree(samples, slowest, "other steps", others),
-        ]
-    if not all(drawn) or not drawn:
+        groups = {"late steps": late[slowest] & numbers, "other steps": others}
+        drawn = [_tree(samples, slowest, which, steps) for which, steps in groups.items()]
+    if not all(drawn):
         drawn = [_tree(samples, slowest, "all steps", numbers)]
     if usual is not None:
         drawn.append(_tree(samples, usual, "all steps", numbers))
@@ -175,3 +178,72 @@ def _tree(samples: Samples, position: int, which: str, numbers: Collection[int])
             node = node.below.setdefault(line, _Node())
             node.count += count
     return _Tree(samples.ranks[position].log.rank, which, found.steps, found.mean_ms, root)
+
+
+SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+
+
+def flame_graphs(
+    logs: Sequence[RankLog], telemetry: Mapping[str, HostTelemetry], wanted: Collection[int]
+) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """(rank, speedscope document of the ``wanted`` steps, or None without samples). Each of ``logs`` must have steps."""
+    recorded, _ = exclude_suspended(align_logs(logs)[0], telemetry)
+    graph = build_graphs(recorded, []).log if recorded else None
+    if graph is None:
+        return
+    samples, (measured, late) = samples_of(recorded), late_steps(graph)
+    for position, log in enumerate(recorded):
+        numbers = {step.number for step in log.steps}.intersection(wanted)
+        groups = [("all steps", numbers)]
+        own = late[position] & numbers
+        if own and (usual := measured & numbers - own):
+            groups += [("late steps", own), ("usual steps", usual)]
+        yield log.rank, _flame_graph(samples, position, groups)
+
+
+def _flame_graph(
+    samples: Samples, position: int, groups: Sequence[tuple[str, set[int]]]
+) -> dict[str, Any] | None:
+    frames: dict[CodeLine, int] = {}
+    profiles = [_profile(samples, position, name, chosen, frames) for name, chosen in groups]
+    if not frames:
+        return None
+    return {
+        "$schema": SCHEMA,
+        "name": f"rank {samples.ranks[position].log.rank}",
+        "exporter": "ddpdoctor",
+        "activeProfileIndex": 0,
+        "shared": {"frames": [_frame(line) for line in frames]},
+        "profiles": [profile for profile in profiles if profile is not None],
+    }
+
+
+def _frame(line: CodeLine) -> dict[str, Any]:
+    name = f"{line.function} ({PurePath(line.file).name}:{line.line})"
+    return {"name": name, "file": line.file, "line": line.line}
+
+
+def _profile(
+    samples: Samples, position: int, which: str, numbers: set[int], frames: dict[CodeLine, int]
+) -> dict[str, Any] | None:
+    """A speedscope profile of some steps, in ms per step: weights add up to the steps' mean length. New frames are added to ``frames``
+    (frame → index)."""
+    found = samples_in(samples, position, numbers)
+    count = sum(found.stacks.values())
+    if not count:
+        return None
+    each_ms = found.mean_ms / count
+    weights = {
+        tuple(frames.setdefault(line, len(frames)) for line in reversed(stack)): each_ms * weight
+        for stack, weight in found.stacks.items()
+    }
+    rank = samples.ranks[position].log.rank
+    return {
+        "type": "sampled",
+        "name": f"rank {rank}: {which} ({found.steps:,}, {round(count):,} samples; ms per step)",
+        "unit": "milliseconds",
+        "startValue": 0,
+        "endValue": found.mean_ms,
+        "samples": sorted(weights),
+        "weights": [weights[stack] for stack in sorted(weights)],
+    }

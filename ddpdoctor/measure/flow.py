@@ -27,7 +27,6 @@ from ddpdoctor.measure.costs import (
 from ddpdoctor.measure.facts import Facts, GpuFacts, LateFacts, SharedFacts
 from ddpdoctor.measure.flames import flames
 from ddpdoctor.measure.graph import Graphs, all_excluded_steps, build_graphs, python_parts
-from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.memory import Memory, memory_of
 from ddpdoctor.measure.metrics import (
     MessageCost,
@@ -52,8 +51,10 @@ from ddpdoctor.measure.metrics import (
     step_facts,
     timeline,
 )
+from ddpdoctor.measure.runfacts import HangFacts
 from ddpdoctor.measure.sourcelines import (
     LogSourceLines,
+    SourceLines,
     WindowSourceLines,
     WorkersWork,
     led_by_workers,
@@ -111,10 +112,8 @@ def measure(
         is_last=not attempts or attempts[-1].is_measured,
     )
     works = {log.rank: work for log in graphs.logs if (work := work_of_workers(log)) is not None}
-    context = replace(
-        _context(graphs, log_lines, gpu, telemetry, account.patterns if account else [], works),
-        profiler_ns=profiler_ns,
-    )
+    patterns = account.patterns if account else []
+    context = _context(graphs, log_lines, gpu, telemetry, patterns, works, profiler_ns)
     memory = memory_of(logs, telemetry)
     report(2, 5)
     ranks = _summaries(graphs, memory)
@@ -182,14 +181,19 @@ def _context(
     telemetry: Mapping[str, HostTelemetry],
     patterns: Sequence[StepPattern],
     works: Mapping[int, WorkersWork],
+    profiler_ns: float,
 ) -> Context:
     """The inputs of the pricers."""
     graph, logs, windows = graphs.primary, graphs.logs, graphs.windows
     reducers = reducer_work(logs, windows) if graphs.primary_is_log else []
+    lines: SourceLines = log_lines
+    if graphs.primary_is_window:
+        same_ranks = [window.rank for window in windows] == [log.rank for log in logs]
+        lines = WindowSourceLines(windows, (log_lines, graphs.timing.numbers) if same_ranks else None)
     return Context(
         graph=graph,
         attribution=attribute(graph, short=not logs and all(window.on_device for window in windows)),
-        lines=_window_lines(graphs, log_lines) if graphs.primary_is_window else log_lines,
+        lines=lines,
         mean_step_ms=graphs.timing.mean_cycle_ns / 1e6 if graphs.timing.groups else None,
         logs=logs,
         patterns=patterns,
@@ -202,20 +206,11 @@ def _context(
         reductions=bucket_facts(graph, graphs.log, graphs.window, logs, windows),
         message=MessageCost() if graphs.window is None else message_cost(graphs.window, _hosts(windows)),
         host_timed=graphs.primary_is_log,
+        profiler_ns=profiler_ns,
         cores=host_cores(telemetry, logs),
-        asleep=_asleep(works) | asleep_shares(logs),
+        asleep={rank: share for rank, work in works.items() if (share := work.asleep_share) is not None}
+        | asleep_shares(logs),
     )
-
-
-def _window_lines(graphs: Graphs, log_lines: LogSourceLines) -> WindowSourceLines:
-    same_ranks = [window.rank for window in graphs.windows] == [log.rank for log in graphs.logs]
-    logged = (log_lines, graphs.timing.numbers) if same_ranks else None
-    return WindowSourceLines(graphs.windows, logged)
-
-
-def _asleep(works: Mapping[int, WorkersWork]) -> dict[int, float]:
-    """By rank, the share of the preparation of batches in which its workers neither computed nor were ready to."""
-    return {rank: share for rank, work in works.items() if (share := work.asleep_share) is not None}
 
 
 def _with_workers(costs: Costs, logs: Sequence[RankLog], works: Mapping[int, WorkersWork]) -> Costs:
@@ -285,14 +280,14 @@ def _facts(
 
 
 def _summaries(graphs: Graphs, memory: Memory) -> list[RankSummary]:
-    graph = graphs.primary
     if graphs.primary_is_log:
         hosts = _hosts(graphs.logs)
         devices = [log.record.info.get("device") for log in graphs.logs]
-        return rank_summaries(graph, hosts, devices, memory.ranks)
-    return rank_summaries(
-        graph, _hosts(graphs.windows), [_device_name(window) for window in graphs.windows], memory.ranks
-    )
+    else:
+        hosts = _hosts(graphs.windows)
+        found = [window.trace.meta.devices for window in graphs.windows]
+        devices = [str(of_rank[0].get("name")) if of_rank else None for of_rank in found]
+    return rank_summaries(graphs.primary, hosts, devices, memory.ranks)
 
 
 def _hosts(ranks: Sequence[RankLog] | Sequence[Window]) -> list[str]:
@@ -302,8 +297,3 @@ def _hosts(ranks: Sequence[RankLog] | Sequence[Window]) -> list[str]:
 def _bucket_bytes(logs: Sequence[RankLog]) -> list[float]:
     modules = [ddp for log in logs[:1] for ddp in log.record.info.get("ddp") or []]
     return [float(size) for size in modules[0].get("bucket_bytes") or []] if len(modules) == 1 else []
-
-
-def _device_name(window: Window) -> str | None:
-    devices = window.trace.meta.devices
-    return str(devices[0].get("name")) if devices else None

@@ -1,10 +1,13 @@
-"""The facts ``run``: where the wall time of the whole run went, and single pauses."""
+"""Facts of the whole run: its wall time (the family ``run``), its memory (``memory``), and how it stopped (``hang``). See :mod:`.facts`.
+
+``measure/wholerun/``, ``measure/memory/`` and ``ddpdoctor/stall/`` find them.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
-from .places import Where
+from .places import CodeLine, Where
 
 
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,3 +217,199 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The step time changed at one step, for good or until the next change: the largest such change; null without one."""
     growth: RunEvent | None = None
     """Steps get longer throughout the run; null where they do not."""
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that grows throughout the run, after the warm-up and through every evaluation and pass over the data: no plateau, and
+    nothing released. The numbers are those of the rank that grows fastest."""
+
+    ranks: list[int] = []
+    """Ranks that grow."""
+    fastest_rank: int | None = None
+    bytes_per_step: float
+    bytes_per_hour: float
+    """The same per hour, at the rank's step time while it was watched."""
+    low_bytes_per_hour: float
+    """Lower end of the 90 % interval of the slope."""
+    high_bytes_per_hour: float
+    grown_bytes: float
+    """Growth while it was watched."""
+    held_bytes: float
+    """Memory in use at the end."""
+    free_bytes: float | None = None
+    """Free memory then, of the host or its control group's limit, or of the device."""
+    full_in_hours: float | None = None
+    """Hours until that is used up if all ranks of the host, or the device, continue to grow like this."""
+    may_be_cache: bool = False
+    """Whether a dataset that caches what it has read would look the same so far: it is in the process that grows, and the passes over
+    the data were too few to decide."""
+    ends_with_pass: bool = False
+    """Whether it is in workers that end with the pass over the data, as a DataLoader's do without persistent_workers, and then release
+    it."""
+    bounded_bytes: float | None = None
+    """Largest further growth on the host that is full first, if it is such a cache (bounded by the dataset) or ends with the pass; null
+    if the length of a pass is unknown, or neither bounds it."""
+    bound_fits: bool | None = None
+    """Whether that much is free there; null where either is unknown."""
+
+
+class MemoryFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of the ranks' processes, their loaders' workers and their devices. Pages of files do not count: the kernel reclaims them."""
+
+    watched_hours: float | None = None
+    """For how long the processes' memory was watched after the warm-up; null where that was too short to detect growth."""
+    process: Growth | None = None
+    """Ranks' own processes that grow; null where none does."""
+    workers: Growth | None = None
+    """Ranks whose child processes grow, all together: the loader's workers, where it has some."""
+    device_watched_hours: float | None = None
+    """For how long the devices' memory was watched."""
+    device: Growth | None = None
+    """Ranks whose tensors on the device grow."""
+    on_device: bool | None = None
+    """Whether the following amounts are of the ranks' devices, by torch's counters; else of the ranks' processes with their workers."""
+    most_bytes: float | None = None
+    """Peak memory of any rank."""
+    typical_bytes: float | None = None
+    """Median of the other ranks' peaks; null for a single rank."""
+    heaviest_rank: int | None = None
+    heavy_ranks: list[int] | None = None
+    """The rank with the highest peak, and those with at least half of its excess over the others; empty where none has any."""
+    limit_bytes: float | None = None
+    """Memory of the smallest device, or of the tightest host or its control group."""
+    headroom_bytes: float | None = None
+    """Memory that was never used, per rank: on the fullest device, by torch's peak of reserved memory and NVML's; for a job on CPUs the
+    rank's part of what its host never used."""
+    headroom_share: float | None = None
+    """Share that was never used of the fullest device's, or the tightest host's, memory."""
+    batch_times: float | None = None
+    """Upper bound of the factor by which the batch can grow in the devices' memory, if all memory allocated and freed within a step
+    grows with it. Null on CPUs."""
+    allocated_peak_bytes: float | None = None
+    """Peak memory of tensors on the device, on the rank with the most."""
+    reserved_peak_bytes: float | None = None
+    """Peak memory reserved by PyTorch's caching allocator on the device, on the rank with the most."""
+    allocation_retries: float | None = None
+    """How often the allocator found no memory, freed its cache and waited for the device, on the rank with the most."""
+    lasting_retries: float | None = None
+    """How often in the second half of the readings, on the rank with the most then."""
+    steps_per_retry: float | None = None
+    """Steps between them, on average; null without any, or where the steps are unknown."""
+
+
+class StopFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One reason for which a job stopped, and the ranks at fault."""
+
+    ranks: list[int] | None = None
+    """Ranks that the finding names, never those that only wait; null if they cannot be distinguished from the others."""
+    arrival_unknown: bool | None = None
+    """Whether others may wait for ``ranks``, but no dump shows that these did not arrive, because they left none; null if not."""
+    waiting_ranks: list[int] = []
+    """Ranks that wait, in ``collective`` if one is named."""
+    group: str | None = None
+    """Process group of that collective (torch's description, and the group's name in parentheses)."""
+    collective: str | None = None
+    """Collective in which they wait: ``all_reduce``, ``barrier``, ..., as torch's flight recorder names it."""
+    sequence: int | None = None
+    """Number of the collective in its group."""
+    tensors: str | None = None
+    """Input of the collective, sizes and type: ``2048x5120 BFloat16``."""
+    unlike: str | None = None
+    """What the ranks at fault called instead, under the same number."""
+    kind: str | None = None
+    """Kind of difference, death or error, in one word."""
+    fault: str | None = None
+    """What failed in an error of a device: "program" (a kernel: a failed assertion, an invalid access) or "hardware" (the GPU, its links
+    or driver); null if unknown, or for other reasons."""
+    doing: str | None = None
+    """What the ranks at fault do, in a word: ``lock``, ``storage``, ``loop``, ...; ``oversized`` if a rank asked for more memory than its
+    device has. Null if nothing shows it."""
+    says: str | None = None
+    """What a rank at fault does, as part of a sentence: ``waits for a lock``."""
+    message: str | None = None
+    """Error message: the exception, or the device's error."""
+    since: str | None = None
+    """When the first waiting rank reached the collective, by its host's clock."""
+    since_s: float | None = None
+    """Time without progress, when last checked."""
+    step: int | None = None
+    """Step in which the first of them stopped."""
+    where: list[Where] = []
+    """Line at which each of them is, or was last seen, with its callers."""
+    waits_at: list[Where] = []
+    """Line at which the other ranks wait."""
+    evidence: list[str] = []
+    """Observations, a sentence each."""
+
+
+class HangFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that hangs or hung, a rank that died or raised."""
+
+    looked: bool | None = None
+    """Whether the input can show a hang: a recorded run, or flight recorder dumps."""
+    only_dumps: bool | None = None
+    """Whether the input has flight recorder dumps alone, which show collectives, and not how a rank ended; null if not."""
+    undecided: str | None = None
+    """Why flight recorder dumps do not show for which rank others wait, as part of a sentence; null if they do, or if no rank waits."""
+    state: str | None = None
+    """"hangs" (when last checked) or "failed" (it ended, not in order); null if neither."""
+    lasts: bool | None = None
+    """Whether it still hung when last checked, so that its processes can be inspected; null if unknown."""
+    until: str | None = None
+    """What ended a job that hung, as words that follow "until": "SIGTERM ended it". Null if it still hangs, or if that is unknown."""
+    since_s: float | None = None
+    """Time without progress, when last checked."""
+    step: int | None = None
+    """The last step that any rank was in."""
+    exit_code: int | None = None
+    """Exit code of the job, if not 0."""
+    hidden: bool | None = None
+    """Whether the job failed although its exit code is 0; null if it did not."""
+    not_reached: StopFacts | None = None
+    """A rank did not reach a collective at which others wait."""
+    different: StopFacts | None = None
+    """Ranks called different collectives."""
+    uneven: StopFacts | None = None
+    """A rank ran out of batches, and others did not."""
+    unused_parameter: StopFacts | None = None
+    """A rank's backward pass skipped parameters that others reduce."""
+    died: StopFacts | None = None
+    """A rank's process ended without a Python exception: a signal, or an exit code."""
+    raised: StopFacts | None = None
+    """A rank raised an uncaught exception."""
+    device: StopFacts | None = None
+    """A rank's device failed."""
+    worker: StopFacts | None = None
+    """A worker process of a rank's DataLoader was killed."""
+    rendezvous: StopFacts | None = None
+    """All ranks present wait for a process group to be created."""
+    together: StopFacts | None = None
+    """All ranks are stuck in the same collective: the link, or one of their devices."""
+    unexplained: StopFacts | None = None
+    """It stopped, and nothing shows which rank is at fault."""
+    effects: list[str] = []
+    """Effects on other ranks, a sentence each."""
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank was last seen."""
+
+    rank: int
+    host: str | None = None
+    guilty: bool = False
+    """Whether a finding names this rank."""
+    step: int | None = None
+    """Its current step."""
+    phase: str | None = None
+    """The phase of the step, in words."""
+    collective: str | None = None
+    """The collective in which it waits, else the first one that it issued and that is not finished, else the last one, with group and
+    number."""
+    state: str | None = None
+    """What it does there, if known, or how it ended."""
+    since_s: float | None = None
+    """For how long, when last checked."""
+    where: Where | None = None
+    """The line of the user's program."""
+    stack: list[CodeLine] = []
+    """Stack of its training thread, the innermost line first."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ddpdoctor.measure.hangfacts import Standing, StopFacts
 from ddpdoctor.measure.places import CodeLine, Where
+from ddpdoctor.measure.runfacts import Standing, StopFacts
 from ddpdoctor.rundir.phases import Phase, phase_words
 from ddpdoctor.rundir.stops import signal_name
 

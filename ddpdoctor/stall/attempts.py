@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from ddpdoctor.measure.hangfacts import StopFacts
+from ddpdoctor.measure.runfacts import StopFacts
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import RunDirectory, ranks_in_words
 from ddpdoctor.rundir.attempts import Attempt

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.measure.hangfacts import StopFacts
 from ddpdoctor.measure.places import Where
+from ddpdoctor.measure.runfacts import StopFacts
 from ddpdoctor.rundir import ranks_in_words
 from ddpdoctor.rundir.ends import Conclusion
 from ddpdoctor.rundir.stops import signal_name

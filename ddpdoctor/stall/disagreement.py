@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from ddpdoctor.measure.hangfacts import StopFacts
+from ddpdoctor.measure.runfacts import StopFacts
 from ddpdoctor.rundir.ends import POLITE
 from ddpdoctor.rundir.phases import WAITING_PHASES
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.measure.hangfacts import HangFacts, Standing
+from ddpdoctor.measure.runfacts import HangFacts, Standing
 from ddpdoctor.rundir import FilesBelow, files_below
 from ddpdoctor.rundir.ends import JobEnd
 

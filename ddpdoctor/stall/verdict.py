@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ddpdoctor.measure.hangfacts import HangFacts, StopFacts
 from ddpdoctor.measure.places import Where
+from ddpdoctor.measure.runfacts import HangFacts, StopFacts
 from ddpdoctor.rundir import listed, ranks_in_words
 from ddpdoctor.rundir.ends import POLITE
 from ddpdoctor.rundir.phases import Phase

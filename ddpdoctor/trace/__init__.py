@@ -2,13 +2,14 @@
 
 ::
 
-    paths ─► job: find, read, select ─► engines ─► cache ─► formats ─► columns ─► masks by classify
-                                                            sources
+    paths ─► find ─► load ─► processes or clusters ─► cache ─► formats ─► columns ─► masks by classify
+                                                              sources
 
 ``formats`` has one package per format. ``operations`` reads a table of a whole job. ``digest`` writes columns to files on
 the machine where the ranks ran.
 """
 
 from .columns import CUDA_CALLS, RUNTIME_CALLS, Collectives, RankTrace, TraceMeta
+from .find import TraceSet, find_traces
 from .formats import load_trace
-from .job import LoadedTraces, TraceSet, find_traces, load_traces
+from .load import LoadedTraces, load_traces

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 import ddpdoctor
 from ddpdoctor.cachefolder import cache_folder, is_private, keep_newest, make_private, open_private
 from ddpdoctor.rundir import is_hollow
-from ddpdoctor.trace.columns import SCHEMA, RankTrace, is_archive, read_archive, relocated, write_archive
+from ddpdoctor.trace.archive import SCHEMA, is_archive, read_archive, relocated, write_archive
+from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.formats import file_of, load_trace
 from ddpdoctor.trace.sources import content_tag, is_url, open_local
 from ddpdoctor.written import replace_file

@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.trace import Collectives, RankTrace, find_traces, load_traces
-from ddpdoctor.trace.columns import write_archive
+from ddpdoctor.trace.archive import write_archive
 from tests.exam.gpu.draw import setup_of
 from tests.exam.gpu.simulate import run
 from tests.exam.gpu.trace import number_collectives, write

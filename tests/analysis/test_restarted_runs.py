@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.analysis.attempts import attempt_records
-from ddpdoctor.analysis.inputs import load
-from ddpdoctor.analysis.options import Options
+from ddpdoctor.analysis.inputs import Options, load
+from ddpdoctor.analysis.job import attempt_records
 from ddpdoctor.measure.steplog import read_rank_log
 from ddpdoctor.rundir import RunDirectory
 from ddpdoctor.stall import evidence

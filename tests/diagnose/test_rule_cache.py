@@ -137,4 +137,4 @@ def test_code_that_any_fact_comes_from_is_part_of_the_key():
                     yield from modules(each)
 
     found = {f"{name.removeprefix('ddpdoctor.').replace('.', '/')}.py" for name in modules(Facts)}
-    assert "measure/hangfacts.py" in found and found <= set(rule_cache._CODE_FILES)
+    assert "measure/runfacts.py" in found and found <= set(rule_cache._CODE_FILES)

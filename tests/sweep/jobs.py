@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.analysis.driver import PreparedJob, conclude, prepare, windows_of
-from ddpdoctor.analysis.options import Options
+from ddpdoctor.analysis.inputs import Options
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.errors import DdpDoctorError

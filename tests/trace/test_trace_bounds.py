@@ -15,8 +15,8 @@ import pytest
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.trace import find_traces, load_trace
 from ddpdoctor.trace.classify import step_number
-from ddpdoctor.trace.engines import read_one
 from ddpdoctor.trace.formats.kineto.stream import repair_event, scan
+from ddpdoctor.trace.processes import read_one
 from ddpdoctor.trace.sources import PIECE_BYTES, Source
 from tests.trace.trace_files import document, event, events, is_cut, kernel, write
 
@@ -70,7 +70,7 @@ def test_a_small_file_of_one_huge_event_takes_neither_all_memory_nor_all_time(tm
 
 
 def test_a_file_may_not_grow_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddpdoctor.trace.sources.decompress._UNLIMITED_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr("ddpdoctor.trace.sources._UNLIMITED_BYTES", BLOCK_BYTES)
     path = bomb(tmp_path / "rank0.json.gz", b'{"ph":"X","ts":1,"pad":"%s"},' % (b"a" * 1000), 30)
     trace = load_trace(path)
     assert 1 < trace.size < 20_000 and is_cut(trace)
@@ -204,7 +204,7 @@ def test_only_files_are_opened_and_a_fifo_waits_for_its_writer(tmp_path, monkeyp
     writer.start()
     assert load_trace(fifo).size == 15
     writer.join()
-    monkeypatch.setattr("ddpdoctor.trace.sources.files._WRITER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("ddpdoctor.trace.sources._WRITER_TIMEOUT_S", 0.1)
     assert "no program wrote to this fifo" in read_one(fifo, None, False)[1].lower()
 
 

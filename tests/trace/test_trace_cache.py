@@ -9,8 +9,8 @@ import pytest
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import cache, find_traces, load_trace, load_traces
-from ddpdoctor.trace.columns import write_archive
-from ddpdoctor.trace.job import read_traces
+from ddpdoctor.trace.archive import write_archive
+from ddpdoctor.trace.load import read_traces
 from tests.trace.nsight_export import export
 from tests.trace.trace_files import assert_same, document, events, kernel, write
 
@@ -98,7 +98,7 @@ def test_an_entry_of_another_schema_is_replaced(tmp_path, monkeypatch, parses):
     """Even if its key were the same."""
     path = write(tmp_path / "a.json", document(CONTENT))
     with monkeypatch.context() as older:
-        older.setattr("ddpdoctor.trace.columns.archive.SCHEMA", "ddpdoctor.columns/1")
+        older.setattr("ddpdoctor.trace.archive.SCHEMA", "ddpdoctor.columns/1")
         cache.cached_load(path)
     for _ in range(2):
         assert_same(cache.cached_load(path), load_trace(path))
@@ -125,7 +125,7 @@ def test_no_cache_leaves_nothing_behind(tmp_path, home):
 
 @pytest.fixture
 def all_worth_it(monkeypatch):
-    monkeypatch.setattr("ddpdoctor.trace.job.load._WORTH_KEEPING_BYTES", 0)
+    monkeypatch.setattr("ddpdoctor.trace.load._WORTH_KEEPING_BYTES", 0)
 
 
 def test_what_is_read_in_no_time_is_not_kept(tmp_path, home):
@@ -135,7 +135,7 @@ def test_what_is_read_in_no_time_is_not_kept(tmp_path, home):
 
 
 def test_concurrent_processes(tmp_path, home, monkeypatch, all_worth_it):
-    monkeypatch.setattr("ddpdoctor.trace.job.load._WORTH_PROCESSES_BYTES", 0)
+    monkeypatch.setattr("ddpdoctor.trace.load._WORTH_PROCESSES_BYTES", 0)
     path = write(tmp_path / "a.json", document(CONTENT))
     copies = [path, *(shutil.copy(path, tmp_path / f"{i}.json") for i in range(3))]
     copies = [str(copy) for copy in copies]

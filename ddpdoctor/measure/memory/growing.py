@@ -15,7 +15,6 @@ each epoch, epoch ``n`` adds ``(1 - 1/S)^n`` of what the first one did. A leak a
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -283,10 +282,13 @@ class _Epochs(msgspec.Struct, frozen=True):
         # A loop may end an epoch early; the step in which the last one began may not have been read.
         since = last - begins[-1].number + 1 if begins else steps
         workers = int(settings.get("num_workers") or 0)
+        shared = "Distributed" in str(settings.get("sampler") or "")
+        ranks = int(log.record.info.get("world_size") or 1) if shared else 1
+        parts = 1 if settings.get("shuffle") is False else max(ranks, 1) * max(workers, 1)
         return cls(
             recorded=max(counted, float(len(begins))) if counted else float(len(begins)),
             second_ns=begins[1].start_ns if len(begins) > 1 else None,
-            parts=_parts(log, settings, workers),
+            parts=parts,
             workers=workers,
             # False is torch's default; a loader that is not torch's may not have the setting.
             workers_end=workers > 0 and settings.get("persistent_workers") is False,
@@ -320,11 +322,3 @@ class _Epochs(msgspec.Struct, frozen=True):
         passes = self.recorded * (1 - before)
         # Between the middles of the first windows and of the last ones.
         return bool((1 - 1 / self.parts) ** ((1 - TUNING.part) * passes) >= _SLOWED)
-
-
-def _parts(log: RankLog, settings: dict[str, Any], workers: int) -> int:
-    if settings.get("shuffle") is False:
-        return 1
-    shared = "Distributed" in str(settings.get("sampler") or "")
-    ranks = int(log.record.info.get("world_size") or 1) if shared else 1
-    return max(ranks, 1) * max(workers, 1)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.memoryfacts import Growth, MemoryFacts
+from ddpdoctor.measure.runfacts import Growth, MemoryFacts
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import RankMemory
 from ddpdoctor.measure.telemetry import HostTelemetry
@@ -45,7 +45,12 @@ def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Me
     here: dict[str, list[Rank]] = {}
     for rank in ranks:
         here.setdefault(rank.log.host, []).append(rank)
-    free = {name: _host_free(hosts[name], own) for name, own in here.items() if name in hosts}
+    free: dict[str, tuple[float | None, float | None]] = {}
+    for name, own in here.items():
+        steps = [step for rank in own for step in rank.log.steps]
+        if name in hosts and steps:
+            begin_ns, end_ns = min(step.start_ns for step in steps), max(step.end_ns for step in steps)
+            free[name] = host_free(hosts[name], begin_ns, end_ns)
     grows = {place: [rank for rank in ranks if place in rank.rises] for place in MemoryKind}
     grows[MemoryKind.WORKERS] = [rank for rank in grows[MemoryKind.WORKERS] if not _inherits(rank)]
 
@@ -94,14 +99,6 @@ def _lasting_retries(devices: Sequence[DeviceMemory]) -> tuple[float | None, flo
     return count, steps / count if count and steps else None
 
 
-def _host_free(host: HostTelemetry, ranks: Sequence[Rank]) -> tuple[float | None, float | None]:
-    """(limit, least free memory) while the ranks trained, bytes; None where unknown."""
-    steps = [step for rank in ranks for step in rank.log.steps]
-    if not steps:
-        return None, None
-    return host_free(host, min(step.start_ns for step in steps), max(step.end_ns for step in steps))
-
-
 def _inherits(rank: Rank) -> bool:
     """Whether the growth of the rank's workers is explained by forking from the growing rank."""
     own = rank.rises.get(MemoryKind.PROCESS)
@@ -127,7 +124,9 @@ def _growth(growing: Sequence[Rank], place: MemoryKind, left: _Free) -> Growth |
         if free is not None
     ]
     hours, free, host = min(known, default=(None, None, fastest.log.host))
-    bounded = _bounded(growing, place, host)
+    still = [rank.still_grows(place) for rank in growing if rank.log.host == host]
+    bounds = [each for each in still if each is not None]
+    bounded = sum(bounds) if len(bounds) == len(still) else None
     return Growth(
         ranks=sorted(rank.log.rank for rank in growing),
         fastest_rank=fastest.log.rank,
@@ -144,12 +143,6 @@ def _growth(growing: Sequence[Rank], place: MemoryKind, left: _Free) -> Growth |
         bounded_bytes=bounded,
         bound_fits=None if bounded is None or free is None else bounded <= free,
     )
-
-
-def _bounded(growing: Sequence[Rank], place: MemoryKind, host: str) -> float | None:
-    still = [rank.still_grows(place) for rank in growing if rank.log.host == host]
-    known = [each for each in still if each is not None]
-    return sum(known) if len(known) == len(still) else None
 
 
 def _amounts(ranks: Sequence[Rank]) -> dict[str, Any]:

@@ -124,13 +124,8 @@ class _Line(msgspec.Struct, frozen=True):
     @property
     def most_bytes(self) -> int:
         """Largest number of bytes in the line."""
-        said = (
-            self.allocated_bytes,
-            self.reserved_bytes,
-            self.allocated_peak_bytes,
-            self.reserved_peak_bytes,
-        )
-        return max(each or 0 for each in said)
+        tensors = self.allocated_bytes or 0, self.allocated_peak_bytes or 0
+        return max(*tensors, self.reserved_bytes or 0, self.reserved_peak_bytes or 0)
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):
@@ -198,8 +193,10 @@ def _readings(log: RankLog, notes: list[str]) -> tuple[list[_Line], int | None]:
     except OSError as error:
         notes.append(f"{path} cannot be read: {error.strerror or error}.")
         return [], None
-    if not lines and not broken and not _should_have(log):
-        return [], None
+    info = log.record.info
+    is_lost = info.get("ended_ns") is not None and str(info.get("device") or "").startswith("cuda")
+    if not lines and not broken and not is_lost:
+        return [], None  # else it trained on a GPU, and ended its recording in order
     if not lines or lines[0].schema != MEMORY_SCHEMA:
         notes.append(f"{path} does not begin with a line of {MEMORY_SCHEMA} and is ignored.")
         return [], None
@@ -219,12 +216,6 @@ def _readings(log: RankLog, notes: list[str]) -> tuple[list[_Line], int | None]:
     if broken:
         notes.append(broken_lines(path, broken).text)
     return sorted(looks, key=lambda line: line.t_ns or 0), total
-
-
-def _should_have(log: RankLog) -> bool:
-    """Whether a rank without readings has lost them: it trained on a GPU, and ended its recording in order."""
-    info = log.record.info
-    return info.get("ended_ns") is not None and str(info.get("device") or "").startswith("cuda")
 
 
 def _lines(log: RankLog) -> tuple[list[_Line], int]:
@@ -265,11 +256,8 @@ class Rank(msgspec.Struct, frozen=True):
 
     def may_be_cache(self, place: MemoryKind) -> bool:
         """Whether the growth may be a dataset cache that still fills."""
-        return (
-            self.observation is not None
-            and self.observation.data_in == place
-            and self.observation.cache_may_fill
-        )
+        seen = self.observation
+        return seen is not None and seen.data_in == place and seen.cache_may_fill
 
     def ends_with_pass(self, place: MemoryKind) -> bool:
         """Whether the memory is that of workers that end with the epoch."""

@@ -5,6 +5,5 @@ graph is replayed operation by operation; data-parallel steps do not need it, an
 """
 
 from .dag import ALONE, Costs, build, in_order, measured, replay
-from .facts import straggler_facts, summary_of
 from .graph import pipeline_dag
-from .stragglers import measure_stragglers
+from .stragglers import measure_stragglers, straggler_facts, summary_of

@@ -123,7 +123,9 @@ def _attach(ops: Operations, channel: _Channel) -> _Attached:
     recorded for computations without one too, to its n-th of all."""
     worker = _key(ops.step, ops.replica, ops.stage)
     workers = int(worker.max(initial=-1)) + 1
-    model_chunk = _model_chunk(ops)
+    # Where none is recorded, model chunks are assigned to the stages round-robin.
+    dealt = np.maximum(ops.chunk, 0) * (int(ops.stage.max(initial=0)) + 1) + ops.stage
+    model_chunk = np.where(ops.model_chunk < 0, dealt, ops.model_chunk)
     last_chunk = int(model_chunk.max(initial=0))
     boundary = model_chunk - 1 if channel.lower else model_chunk
     has_neighbour = (boundary >= 0) & (boundary < last_chunk)
@@ -142,12 +144,6 @@ def _attach(ops: Operations, channel: _Channel) -> _Attached:
         np.where(has_neighbour[rows[1]], boundary[rows[1]], ALONE),
         np.unique(ops.step[~fits[worker]]),
     )
-
-
-def _model_chunk(ops: Operations) -> Indices:
-    """[N] model chunk as recorded; otherwise chunks are assigned to the stages round-robin."""
-    dealt = np.maximum(ops.chunk, 0) * (int(ops.stage.max(initial=0)) + 1) + ops.stage
-    return np.where(ops.model_chunk < 0, dealt, ops.model_chunk)
 
 
 def _sorted(rows: Indices, *keys: NDArray[np.generic]) -> Indices:
@@ -182,9 +178,14 @@ def _first_backward(ops: Operations, worker: Indices) -> list[Edges]:
     edges = []
     for kind in ("backward-recv", "backward-send"):
         messages = _sorted(np.flatnonzero(ops.of_kind(kind)), worker, ops.sequence)
-        owners, at = np.unique(worker[messages], return_index=True)
-        edges.append(_meet(workers, two_before, owners, messages[at]))
+        edges.append(_meet(workers, two_before, *_firsts(worker[messages], messages)))
     return edges
+
+
+def _firsts(keys: Indices, rows: Indices) -> tuple[Indices, Indices]:
+    """(each key once, the first of the ``rows`` with this key)."""
+    unique, at = np.unique(keys, return_index=True)
+    return unique, rows[at]
 
 
 def _by_chunk(ops: Operations, *kinds: str) -> tuple[Indices, Indices]:
@@ -194,15 +195,12 @@ def _by_chunk(ops: Operations, *kinds: str) -> tuple[Indices, Indices]:
 
 
 def _first(ops: Operations, kind: str) -> tuple[Indices, Indices]:
-    keys, rows = _by_chunk(ops, kind)
-    unique, at = np.unique(keys, return_index=True)
-    return unique, rows[at]
+    return _firsts(*_by_chunk(ops, kind))
 
 
 def _last(ops: Operations, kind: str) -> tuple[Indices, Indices]:
     keys, rows = _by_chunk(ops, kind)
-    unique, at = np.unique(keys[::-1], return_index=True)
-    return unique, rows[::-1][at]
+    return _firsts(keys[::-1], rows[::-1])
 
 
 def _meet(keys: Indices, rows: Indices, other_keys: Indices, other_rows: Indices) -> Edges:
@@ -225,16 +223,14 @@ def _after_compute(ops: Operations, worker: Indices) -> list[Edges]:
     if overlapped:
         edges.append(_meet(*_last(ops, BACKWARD), *_first(ops, REDUCE)))
         waiting = _sorted(np.flatnonzero(place >= 2), worker, place, ops.start_s)
-        owners, at = np.unique(worker[waiting], return_index=True)
-        edges.append(_meet(*_last_of(ops, worker, REDUCE), owners, waiting[at]))
+        edges.append(_meet(*_last_of(ops, worker, REDUCE), *_firsts(worker[waiting], waiting)))
     return edges
 
 
 def _last_of(ops: Operations, worker: Indices, *kinds: str) -> tuple[Indices, Indices]:
     """(worker, row) of each worker's last operation of these kinds."""
     rows = _sorted(np.flatnonzero(ops.of_kind(*kinds)), worker, ops.start_s, ops.sequence)[::-1]
-    owners, at = np.unique(worker[rows], return_index=True)
-    return owners, rows[at]
+    return _firsts(worker[rows], rows)
 
 
 def _messages(ops: Operations, attached: list[_Attached]) -> Indices:

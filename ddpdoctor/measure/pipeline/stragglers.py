@@ -32,6 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.measure.facts import Cost, Facts, JobFacts, LateFacts, PipelineFacts, StepFacts, saving
+from ddpdoctor.measure.numerics import persistence
 from ddpdoctor.trace.operations import Operations
 
 from .dag import Costs, Dag, Times, measured, replay
@@ -90,12 +92,10 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
     """S = T / T_ideal."""
     workers: list[Worker]
     """Slowest first."""
-    slowest: list[int]
-    """Ranks of the slowest 3 % of workers (at least one)."""
     slow_workers: list[int]
     """Ranks of the workers that are slow by themselves; may be empty."""
     without_slowest: Removed
-    """Its share is M_W."""
+    """Without the slowest 3 % of workers, at least one; its share is M_W."""
     without_last_stage: Removed | None
     """Its share is M_S. None where there is one stage."""
     without_slow_workers: Removed | None
@@ -166,7 +166,6 @@ def measure_stragglers(operations: Operations) -> Stragglers:
         measured_steps_ms=(job.lengths_s(ops.end_s) * 1e3).tolist(),
         slowdown=float(job.as_measured.mean() / job.all_ideal.mean()),
         workers=workers,
-        slowest=slowest,
         slow_workers=slow_workers,
         without_slowest=job.without(np.isin(ops.rank, slowest)),
         without_last_stage=job.without(ops.stage == max(by_stage)) if len(by_stage) > 1 else None,
@@ -260,3 +259,87 @@ def _slow_workers(workers: list[Worker]) -> list[int]:
     if worst <= _NO_LOSS:
         return []
     return sorted(rank for rank, cost in costs.items() if cost >= CULPRIT_SHARE * worst)
+
+
+_HIT_SHARE = 0.02
+"""A step counts as hit where it loses this share of the mean step: steps of one job differ by as much."""
+_MOST_SLOW = 0.5
+"""Largest share of slow workers: where more are slow, no single worker is named."""
+
+
+def straggler_facts(stragglers: Stragglers) -> Facts:
+    """The facts of the analysis; all others are absent."""
+    lengths = np.array(stragglers.measured_steps_ms)
+    slow = [worker for worker in stragglers.workers if worker.rank in stragglers.slow_workers]
+    stages = _slow_stages(stragglers, slow)
+    cost = None
+    if stragglers.without_slow_workers is not None and len(slow) <= _MOST_SLOW * len(stragglers.workers):
+        cost = _cost(stragglers, stragglers.without_slow_workers, slow)
+    return Facts(
+        job=JobFacts(world_size=stragglers.world_size, ranks_seen=len(stragglers.workers)),
+        steps=StepFacts(
+            source="trace",
+            seen=len(lengths) + stragglers.excluded_steps,
+            measured=len(lengths),
+            mean_ms=float(lengths.mean()),
+            median_ms=float(np.median(lengths)),
+            p95_ms=float(np.quantile(lengths, 0.95)),
+        ),
+        late=LateFacts(
+            compute=None if stages else cost,
+            total=_cost(
+                stragglers, stragglers.without_any, slow if cost is not None and not stages else None
+            ),
+        ),
+        pipeline=PipelineFacts(
+            stages=stragglers.stages,
+            replicas=stragglers.replicas,
+            slowdown=stragglers.slowdown,
+            slow_stages=stages or None,
+            stage=cost if stages else None,
+        ),
+    )
+
+
+def summary_of(stragglers: Stragglers) -> str:
+    """The analysis in words, with the quantities of the paper."""
+    removals = {
+        f"the slowest {100 * SLOWEST_SHARE:g} % of the workers (M_W)": stragglers.without_slowest,
+        "the last stage (M_S)": stragglers.without_last_stage,
+    }
+    shares = ", ".join(
+        f"{max(100 * removed.share, 0.0):.0f} % by {name}"
+        for name, removed in removals.items()
+        if removed is not None and removed.share is not None
+    )
+    return (
+        f"What-if analysis of {len(stragglers.workers)} traced workers ({stragglers.replicas} replicas of {stragglers.stages} "
+        f"pipeline stages): the job takes {stragglers.slowdown:.2f} times as long as if every operation took "
+        f"its typical time (S).{f' Of the excess, {shares}.' if shares else ''}"
+    )
+
+
+def _slow_stages(stragglers: Stragglers, slow_workers: list[Worker]) -> list[int]:
+    """Stages that are slow on every replica; empty where other workers are slow too, and where there is one replica, as a slow stage
+    then looks like a slow machine."""
+    stages = sorted({worker.stage for worker in slow_workers})
+    are_whole = len(slow_workers) == len(stages) * stragglers.replicas and len(stages) < stragglers.stages
+    return stages if are_whole and stragglers.replicas > 1 else []
+
+
+def _cost(stragglers: Stragglers, removed: Removed, slow_workers: list[Worker] | None) -> Cost:
+    mean_ms = float(np.mean(stragglers.measured_steps_ms))
+    gain = np.array(removed.gain_ms)
+    hit = gain > _HIT_SHARE * mean_ms
+    when = persistence(np.array(stragglers.steps), hit)
+    gain_ms = max(0.0, float(gain.mean()))
+    named = slow_workers or []
+    others = [worker.compute_ms for worker in stragglers.workers if worker not in named]
+    return Cost(
+        **saving(gain_ms, mean_ms),
+        ranks=None if slow_workers is None else sorted(worker.rank for worker in slow_workers),
+        own_ms=float(np.mean([worker.compute_ms for worker in named])) if named else None,
+        typical_ms=float(np.median(others)) if named and others else None,
+        occurrence_ms=float(np.median(gain[hit])) if hit.any() else None,
+        **when.as_facts(),
+    )

@@ -113,11 +113,9 @@ class RunAccount(msgspec.Struct, frozen=True):
     """Seconds of each part: the mean over the ranks."""
     steps: int
     """Number of steps of the job, as far as known."""
-    usual_s: float
-    """Seconds of a usual step: the median of the ordinary ones."""
     goodput: float
-    """Share of the wall time that the job's steps would take if each were a usual one (0 to 1); no more than the ordinary and the
-    unrecorded steps took."""
+    """Share of the wall time that the job's steps would take if each were a usual one, the median of the ordinary ones (0 to 1); no more
+    than the ordinary and the unrecorded steps took."""
     patterns: list[StepPattern]
     reasons: Mapping[int, RunPart]
     """By number of a step, the part to which its time beyond the usual length belongs."""
@@ -181,7 +179,6 @@ def run_account(
         ranks=ranks,
         parts_s={part: seconds for part, seconds in parts.items() if seconds > 0.0},
         steps=steps,
-        usual_s=usual_s,
         goodput=min(usual_steps_s / wall_s, 1.0) if wall_s > 0 else 0.0,
         patterns=patterns,
         reasons=reasons,
@@ -215,15 +212,12 @@ def _recorded_s(logs: Sequence[RankLog]) -> dict[int, dict[RunPart, float]]:
             if saves:
                 _keep_longest(found, step, RunPart.CHECKPOINTS, saves)
             if any(event.kind == EventKind.ITERATION for event in step.events):
-                _keep_longest(found, step, RunPart.EPOCHS, _of_main_loaders(log, step))
+                loading = [event for event in step.events if event.loader in log.main_loaders]
+                begins = any(event.kind == EventKind.ITERATION for event in loading)
+                kinds = (EventKind.ITERATION, EventKind.DATA) if begins else ()
+                loads = [event for event in loading if event.kind in kinds]
+                _keep_longest(found, step, RunPart.EPOCHS, loads)
     return found
-
-
-def _of_main_loaders(log: RankLog, step: Step) -> list[Event]:
-    """The beginnings of a pass over a main loader in a step, and the waits for batches of it."""
-    kinds = (EventKind.ITERATION, EventKind.DATA)
-    events = [event for event in step.events if event.kind in kinds and event.loader in log.main_loaders]
-    return events if any(event.kind == EventKind.ITERATION for event in events) else []
 
 
 def _keep_longest(

@@ -1,4 +1,4 @@
-"""The attempts of a run that was restarted, and what the restarts cost."""
+"""The attempts of a run that was restarted, and what the restarts cost; the trainings of a run that takes several in the same processes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from ddpdoctor.measure.runfacts import AttemptFacts, RestartFacts, RunFacts, Where
-from ddpdoctor.measure.steplog import RankLog, Step
+from ddpdoctor.measure.runfacts import AttemptFacts, RestartFacts, RunFacts, TrainingFacts, Where
+from ddpdoctor.measure.steplog import RankLog, Step, Training
 from ddpdoctor.rundir import EventKind
 
 
@@ -116,12 +116,9 @@ def restart_facts(records: Sequence[AttemptRecord]) -> RestartFacts | None:
     detection = [_since_s(old.failed_ns, old.ended_ns) for old, _ in failed]
     start = [_since_s(old.ended_ns, new.first_step_ns) for old, new in failed]
     has_checkpoints = any(record.has_checkpoints for record in records)
-    repeated = [_repeated(old) if has_checkpoints else None for old, _ in failed]
-    repeated_s = [
-        steps * (old.step_s or 0.0)
-        for (old, _), steps in zip(failed, repeated, strict=True)
-        if steps is not None
-    ]
+    # A checkpoint saved within step n holds the n steps before. Without one, the next attempt starts where this one did.
+    repeated = [max(old.steps - (old.saved_step or 0), 0) for old, _ in failed] if has_checkpoints else []
+    repeated_s = [steps * (old.step_s or 0.0) for (old, _), steps in zip(failed, repeated, strict=False)]
     sums = [_sum(detection), _sum(start), _sum(repeated_s)]
     last = failed[-1][0]
     return RestartFacts(
@@ -129,18 +126,12 @@ def restart_facts(records: Sequence[AttemptRecord]) -> RestartFacts | None:
         ranks=list(last.ranks),
         ended=last.ended,
         where=list(last.where),
-        repeated_steps=None if not repeated_s else sum(steps for steps in repeated if steps is not None),
+        repeated_steps=sum(repeated) if has_checkpoints else None,
         repeated_s=sums[2],
         detection_s=sums[0],
         start_s=sums[1],
         total_s=sum(each for each in sums if each is not None),
     )
-
-
-def _repeated(old: AttemptRecord) -> int:
-    """Steps of an attempt after its last checkpoint: a checkpoint saved within step n holds the n steps before. Without one, all of them:
-    the next attempt starts where this one did."""
-    return max(old.steps - (old.saved_step or 0), 0)
 
 
 def _since_s(start_ns: int | None, end_ns: int | None) -> float | None:
@@ -150,3 +141,35 @@ def _since_s(start_ns: int | None, end_ns: int | None) -> float | None:
 def _sum(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
+
+
+def with_trainings(
+    run: RunFacts, trainings: Sequence[Training], measured: int, findings: Mapping[int, str]
+) -> RunFacts:
+    """The facts of the ``measured`` training, by its number, with a list of all; its goodput is that of the steps of all. ``findings``:
+    the rule of the first finding in each other training that was diagnosed, by number; "" if it has none."""
+    if not trainings:
+        return run
+    goodput = run.goodput
+    if goodput is not None and run.wall_s:
+        others_s = sum(each.steps_s for each in trainings if each.number != measured)
+        goodput = min(goodput + others_s / run.wall_s, 1.0)
+    return replace(
+        run,
+        goodput=goodput,
+        trainings=[
+            TrainingFacts(
+                number=each.number,
+                is_measured=each.number == measured,
+                first_step=each.first_step,
+                steps=each.steps,
+                total_s=each.length_ns / 1e9,
+                step_ms=1e3 * each.step_s,
+                models=[str(module.get("module")) for module in each.modules if module.get("module")],
+                parameters_bytes=sum(module.get("parameters_bytes") or 0.0 for module in each.modules)
+                or None,
+                finding=findings.get(each.number),
+            )
+            for each in trainings
+        ],
+    )

@@ -8,7 +8,7 @@ rank.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -93,25 +93,24 @@ def event_of(
     ]
     beyond_ns = _beyond_ns(logs, long, usual)
     who = [place for place, times in enumerate(extra) if sum(times.values()) >= _OWN * beyond_ns]
-    by_kind = _summed(extra, who)
-    work = (
-        max(by_kind, key=lambda name: by_kind[name]) if by_kind else "communication" if all(known) else None
-    )
+    by_kind: defaultdict[str, float] = defaultdict(float)
+    for place in who:
+        for name, ns in extra[place].items():
+            by_kind[name] += max(ns, 0.0)
+    work = max(by_kind, key=by_kind.__getitem__) if by_kind else "communication" if all(known) else None
     # Of a rank of which only the times were kept it is not known whether it took longer, too: some other must have waited.
     ranks = [logs[place].rank for place in who] if 0 < len(who) < sum(known) else None
     where = lines.longer(_COMPONENTS[work], who, long, usual) if work in _COMPONENTS else []
     if not any(known) and kind is PatternKind.ONCE:
         who, where = _by_samples(logs, lines, long, usual)
         ranks = [logs[place].rank for place in who] if 0 < len(who) < len(logs) else None
+    lengths_ns = [step.length_ns for log in logs for step in log.steps if step.number in long]
     return RunEvent(
         steps=pattern.steps,
         longer=[min(long), max(long)] if long else [],
         persistence=_PERSISTENCE[kind],
         total_s=pattern.extra_s,
-        longest_s=max(
-            (step.length_ns for log in logs for step in log.steps if step.number in long), default=0
-        )
-        / 1e9,
+        longest_s=max(lengths_ns, default=0) / 1e9,
         share=min(pattern.extra_s / wall_s, 1.0) if wall_s else None,
         every=pattern.every,
         hits=pattern.hits,
@@ -218,15 +217,6 @@ def _median_times(steps: Sequence[Step], wanted: set[int]) -> dict[str, float]:
     each = [_own_times(step) for step in steps if step.number in wanted and step.in_full]
     kinds = {kind for times in each for kind in times}
     return {kind: float(np.median([times.get(kind, 0.0) for times in each])) for kind in kinds}
-
-
-def _summed(extra: Sequence[Mapping[str, float]], who: Sequence[int]) -> dict[str, float]:
-    """ns by kind of work beyond the usual, summed over the ranks at positions ``who``."""
-    total: defaultdict[str, float] = defaultdict(float)
-    for place in who:
-        for kind, ns in extra[place].items():
-            total[kind] += max(ns, 0.0)
-    return dict(total)
 
 
 def _is_off_cpu(logs: Sequence[RankLog], long: set[int], beyond_ns: float) -> bool | None:

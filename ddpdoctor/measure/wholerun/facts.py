@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import msgspec
+import numpy as np
+
+from ddpdoctor.measure.places import Stack, Where
 from ddpdoctor.measure.runfacts import RestartFacts, RunEvent, RunFacts
-from ddpdoctor.measure.sourcelines import LogSourceLines
+from ddpdoctor.measure.sourcelines import LogSourceLines, by_line, with_heaviest
 from ddpdoctor.measure.steplog import PatternKind, RankLog
 
 from .account import Launch, RunAccount, RunPart, prepared
 from .attempts import AttemptRecord, attempt_facts, restart_facts
 from .events import checkpoints_of, evaluations_of, event_of
-from .outside import Span, lines_between
 
+_FIELDS = {
+    **{part: f"{part}_s" for part in RunPart if part not in (RunPart.END, RunPart.TEARDOWN)},
+    RunPart.CHECKPOINTS: "checkpoint_s",
+    RunPart.UNKNOWN: "unrecorded_s",
+}
+"""The field of a part in the facts; those of the end depend on what is known of it."""
 _WAITED_S = 1.0
 """Seconds by which the last rank calls later than the first one, from which it is named: on one host, imports differ by less."""
 
@@ -35,6 +46,7 @@ def run_facts(
     def event(kind: PatternKind) -> RunEvent | None:
         return event_of(kind, patterns, logs, lines, account.wall_s)
 
+    of_parts: dict[str, Any] = {field: parts_s(part) for part, field in _FIELDS.items()}
     restarts = restart_facts(attempts)
     launched_ns = min((launch.started_ns for launch in launches.values()), default=None)
     joining_s, last_ranks = _joining(logs)
@@ -46,26 +58,11 @@ def run_facts(
         wall_s=wall_s,
         steps=account.steps,
         goodput=_goodput(account, attempts, restarts) if is_whole else None,
-        start_s=parts_s(RunPart.START),
+        **of_parts,
         joining_s=joining_s,
         last_ranks=last_ranks,
-        earlier_attempts_s=parts_s(RunPart.EARLIER_ATTEMPTS),
-        preparation_s=parts_s(RunPart.PREPARATION),
         preparation_where=preparation.where,
         preparation_ranks=preparation.ranks,
-        first_batch_s=parts_s(RunPart.FIRST_BATCH),
-        warm_up_s=parts_s(RunPart.WARM_UP),
-        steps_s=parts_s(RunPart.STEPS),
-        some_steps_s=parts_s(RunPart.SOME_STEPS),
-        epochs_s=parts_s(RunPart.EPOCHS),
-        evaluation_s=parts_s(RunPart.EVALUATION),
-        checkpoint_s=parts_s(RunPart.CHECKPOINTS),
-        pauses_s=parts_s(RunPart.PAUSES),
-        suspended_s=parts_s(RunPart.SUSPENDED),
-        profiler_s=parts_s(RunPart.PROFILER),
-        unrecorded_s=parts_s(RunPart.UNKNOWN),
-        other_trainings_s=parts_s(RunPart.OTHER_TRAININGS),
-        later_attempts_s=parts_s(RunPart.LATER_ATTEMPTS),
         end_s=parts_s(RunPart.END, 0.0) + parts_s(RunPart.TEARDOWN, 0.0) if is_whole else None,
         exit_s=parts_s(RunPart.TEARDOWN) if is_whole else None,
         end_where=end.where,
@@ -108,9 +105,9 @@ def _joining(logs: Sequence[RankLog]) -> tuple[float | None, list[int] | None]:
 
 def _preparation(log: RankLog) -> Span | None:
     """From the process group until the first batch is there."""
-    if not log.steps or log.steps[0].number != 0:
+    first = log.steps[0] if log.steps else None
+    if first is None or first.number != 0:
         return None
-    first = log.steps[0]
     return first.start_ns, first.start_ns + round(1e9 * sum(prepared(first)))
 
 
@@ -119,9 +116,106 @@ def _end(log: RankLog) -> Span | None:
     if not log.steps or not len(log.samples):
         return None
     last, ended_ns = log.steps[-1], log.record.info.get("ended_ns")
-    over_ns = (
-        last.end_ns + ended_ns - last.recorded_ns[1]
-        if isinstance(ended_ns, int)
-        else int(log.samples[-1, 0]) + 1
-    )
-    return last.end_ns, over_ns
+    if isinstance(ended_ns, int):
+        return last.end_ns, last.end_ns + ended_ns - last.recorded_ns[1]
+    return last.end_ns, int(log.samples[-1, 0]) + 1
+
+
+_REACH_NS = 1_000_000_000
+"""Longest time before and after a sample for which it stands: twice the longest wait between two samples (0.5 s)."""
+_LEAST_SHARE = 0.1
+"""Share of the sampled time from which a line is named."""
+_FEWEST_SAMPLES = 3
+"""Samples of a named line on one rank, at least: fewer may be chance."""
+_ALIKE = 0.5
+"""Share of the longest time at a line from which a rank counts as being there too."""
+_MOST_LINES = 3
+"""Lines that are named at most."""
+_WAITS = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "<ddpdoctor, like importlib")
+"""Parts of the paths of files in which a rank waits for others: collectives, stores, and DDP's constructor, which compares shapes. The
+last one is the hook's wrapper of calls: the only one of them that is not Python code with a line of its own waits for a collective."""
+
+Span = tuple[int, int]
+"""Begin and end, epoch ns, by the clock of the log's steps and samples."""
+
+
+class Outside(msgspec.Struct, frozen=True):
+    """Lines of a time without steps, from stack samples.
+
+    Samples are taken less often after the first 30 s, so each counts with the time around it. Of a line, the rank counts that spends most
+    time at it: if one rank reads a file while the others wait for it in a collective, the line that reads is named, not the wait.
+    """
+
+    where: list[Where] = []
+    """The lines at which a rank is longest, each with its share of the sampled time of that rank."""
+    ranks: list[int] | None = None
+    """The ranks that are at the first of them for long; None: all of them, or unknown."""
+
+
+class _Times(msgspec.Struct, frozen=True):
+    """Sampled time of one rank."""
+
+    seconds: Mapping[Stack, float]
+    """By call path, without waits for other ranks."""
+    samples: Mapping[Stack, int]
+    total_s: float
+    """With these waits."""
+
+
+def lines_between(logs: Sequence[RankLog], spans: Sequence[Span | None]) -> Outside:
+    """The lines of the ranks between two moments of each; None: nothing is known of that rank."""
+    pairs = [(log, span) for log, span in zip(logs, spans, strict=True) if span is not None]
+    for without_waits in (True, False):
+        times = {log.rank: _times(log, span, without_waits=without_waits) for log, span in pairs}
+        found = _named(times)
+        if found.where:
+            return found
+    return Outside()
+
+
+def _named(times: Mapping[int, _Times]) -> Outside:
+    seconds = {rank: by_line(of_rank.seconds) for rank, of_rank in times.items()}
+    samples = {rank: by_line(of_rank.samples) for rank, of_rank in times.items()}
+    share = {
+        line: max(
+            (of_line[line] / times[rank].total_s, rank)
+            for rank, of_line in seconds.items()
+            if line in of_line
+        )
+        for line in dict.fromkeys(line for of_line in seconds.values() for line in of_line)
+    }
+    named = [
+        (line, part)
+        for line, (part, rank) in sorted(share.items(), key=lambda item: -item[1][0])
+        if part >= _LEAST_SHARE and samples[rank][line] >= _FEWEST_SAMPLES
+    ][:_MOST_LINES]
+    if not named:
+        return Outside()
+    of_all: defaultdict[Stack, float] = defaultdict(float)
+    for of_rank in times.values():
+        for stack, spent_s in of_rank.seconds.items():
+            of_all[stack] += spent_s
+    first = {rank: of_line.get(named[0][0], 0.0) for rank, of_line in seconds.items()}
+    ranks = [rank for rank, spent_s in first.items() if spent_s >= _ALIKE * max(first.values())]
+    where = [Where(line.file, line.line, line.function, share=min(part, 1.0)) for line, part in named]
+    return Outside(with_heaviest(where, of_all), None if len(ranks) == len(first) else ranks)
+
+
+def _times(log: RankLog, span: Span, *, without_waits: bool) -> _Times:
+    begin_ns, end_ns = span
+    rows = log.samples[(log.samples[:, 0] >= begin_ns) & (log.samples[:, 0] < end_ns)]
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    taken_ns, due_ns = rows[:, 0], rows[:, 0] - rows[:, 3]
+    middle_ns = (taken_ns[:-1] + due_ns[1:]) // 2
+    begins_ns = np.maximum(np.append(begin_ns, middle_ns)[: len(rows)], due_ns - _REACH_NS)
+    ends_ns = np.minimum(np.append(middle_ns, end_ns)[: len(rows)], taken_ns + _REACH_NS)
+    spent_s = np.maximum(ends_ns - begins_ns, 0) / 1e9
+    seconds: defaultdict[Stack, float] = defaultdict(float)
+    samples: defaultdict[Stack, int] = defaultdict(int)
+    for (_, user, innermost, _), of_sample_s in zip(rows.tolist(), spent_s.tolist(), strict=True):
+        where, inner = log.sample_where.get(user), log.sample_where.get(innermost)
+        is_wait = inner is not None and any(part in inner.file for part in _WAITS)
+        if where is not None and not (is_wait and without_waits):
+            seconds[where.stack] += of_sample_s
+            samples[where.stack] += 1
+    return _Times(seconds, samples, max(float(spent_s.sum()), 1e-9))

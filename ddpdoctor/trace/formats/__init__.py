@@ -1,8 +1,8 @@
-"""Formats of profiler traces, one subpackage each: a file goes in, one rank's columns come out.
+"""Formats of profiler traces, one module or subpackage each: a file goes in, one rank's columns come out.
 
-Each subpackage implements :class:`Format`: ``recognises`` identifies its files by name or first bytes, ``read`` returns
+Each implements :class:`Format`: ``recognises`` identifies its files by name or first bytes, ``read`` returns
 their columns. If a file can have several ranks, ``parts`` returns an address for each (:class:`MultiRankFormat`).
-Subpackages are discovered; there is no list of them. A file that no format recognises is read as Kineto's JSON, whose
+Formats are discovered; there is no list of them. A file that no format recognises is read as Kineto's JSON, whose
 reader gives the error message.
 """
 

@@ -9,7 +9,7 @@ import pkgutil
 import stat
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Protocol, cast
+from typing import Any, Protocol
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import formats
@@ -43,7 +43,7 @@ _DEFAULT = "kineto"
 
 
 class Format(Protocol):
-    """Interface of each format's package."""
+    """Interface of each format's module or package."""
 
     def recognises(self, candidate: Candidate) -> bool:
         """Whether the file is of this format, by its name or its first bytes."""
@@ -76,12 +76,15 @@ def load_trace(path: str, rank: int | None = None) -> RankTrace:
     ``rank`` overrides the file's own, for traces of a run directory. Raises :class:`UnusableInput` with one sentence if no
     event can be read.
     """
-    return _format_of(Candidate(path)).read(path, rank)
+    candidate, known = Candidate(path), _formats()
+    others = (each for name, each in known.items() if name != _DEFAULT and each.recognises(candidate))
+    found: Format = next(others, known[_DEFAULT])
+    return found.read(path, rank)
 
 
 def is_trace(candidate: Candidate) -> bool:
     """Whether a file, by its name or its first bytes, is a profiler trace of any format."""
-    return any(each.recognises(candidate) for each in _formats(tuple(formats.__path__)).values())
+    return any(each.recognises(candidate) for each in _formats().values())
 
 
 def parts_of(candidate: Candidate) -> Sequence[str]:
@@ -95,21 +98,16 @@ def file_of(path: str) -> str:
     return next((file for each in _multi_rank_formats() if (file := each.file_of(path)) != path), path)
 
 
-def _multi_rank_formats() -> list[MultiRankFormat]:
-    known = _formats(tuple(formats.__path__)).values()
-    return [cast(MultiRankFormat, each) for each in known if hasattr(each, "parts")]
+def _multi_rank_formats() -> list[Any]:
+    return [each for each in _formats().values() if hasattr(each, "parts")]
 
 
-def _format_of(candidate: Candidate) -> Format:
-    known = _formats(tuple(formats.__path__))
-    for name, each in known.items():
-        if name != _DEFAULT and each.recognises(candidate):
-            return each
-    return known[_DEFAULT]
+def _formats() -> dict[str, Any]:
+    """All formats, by the name of their module or package."""
+    return _formats_in(tuple(formats.__path__))
 
 
 @functools.cache
-def _formats(folders: Sequence[str]) -> dict[str, Format]:
-    """All packages in ``folders``, by name; each is a format."""
-    named = [module.name for module in pkgutil.iter_modules(folders) if module.ispkg]
-    return {name: cast(Format, importlib.import_module(f"{formats.__name__}.{name}")) for name in named}
+def _formats_in(folders: Sequence[str]) -> dict[str, Any]:
+    names = [f"{formats.__name__}.{module.name}" for module in pkgutil.iter_modules(folders)]
+    return {name.rpartition(".")[2]: importlib.import_module(name) for name in names if name != __name__}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.measure.export import flame_graphs
+from ddpdoctor.measure.flames import flame_graphs
 from ddpdoctor.measure.steplog import read_logs
 from ddpdoctor.rundir import RunDirectory
 from tests.measure.recorded import Job, measured, plant, record

@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.measure.export import hta_results, hta_trace
+from ddpdoctor.measure.hta import hta_results, hta_trace
 from ddpdoctor.measure.numerics import complement, intersect, subtract, total, union
 from ddpdoctor.measure.window import event_union, read_window
 from ddpdoctor.report.job_view import hta_tables

@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from ddpdoctor.measure.export import flame_graphs
+from ddpdoctor.measure.flames import flame_graphs
 from ddpdoctor.measure.steplog import read_logs
 from ddpdoctor.rundir import RunDirectory
 from tests.measure.recorded import Job, late_facts, measured, plant, record

@@ -74,7 +74,7 @@ def test_a_damaged_digest_is_one_sentence(tmp_path, damage):
 def test_a_digest_of_another_schema_is_one_sentence(tmp_path, monkeypatch):
     path = write(tmp_path / "rank0.json", document(CONTENT))
     with monkeypatch.context() as older:
-        older.setattr("ddpdoctor.trace.columns.archive.SCHEMA", "ddpdoctor.columns/1")
+        older.setattr("ddpdoctor.trace.archive.SCHEMA", "ddpdoctor.columns/1")
         made = digested(path, tmp_path)
     with pytest.raises(
         UnusableInput, match=r"holds ddpdoctor\.columns/1 columns, this version of ddpdoctor reads"

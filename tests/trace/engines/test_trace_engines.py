@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from ddpdoctor.cli.analyze import command
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.trace import load_traces
-from ddpdoctor.trace.engines import KINDS, open_engine, read_one
+from ddpdoctor.trace.clusters import KINDS, open_engine
+from ddpdoctor.trace.processes import read_one
 from tests.generator import generate
 from tests.generator.cases import case
 from tests.trace.trace_files import assert_same, document, events, job, write
@@ -72,7 +73,7 @@ def test_a_worker_that_dies_costs_its_file_alone(tmp_path, monkeypatch, engine):
             os.kill(os.getpid(), signal.SIGKILL)
         return read_one(file, rank, cache)
 
-    monkeypatch.setattr(f"ddpdoctor.trace.engines.on_{engine}.read_one", die_of_one)
+    monkeypatch.setattr("ddpdoctor.trace.clusters.read_one", die_of_one)
     loaded = load_traces(files, jobs=1, engine=engine)
     assert [t.meta.rank for t in loaded.traces] == [0, 2]
     assert [file for file, _ in loaded.failed] == [files[1]]
@@ -140,7 +141,6 @@ def test_the_options_of_analyze_reach_the_loader(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_missing_package_is_one_sentence(monkeypatch, kind):
-    monkeypatch.delitem(sys.modules, f"ddpdoctor.trace.engines.on_{kind}", raising=False)
     monkeypatch.setitem(sys.modules, kind, None)
     with pytest.raises(DdpDoctorError, match=rf"pip install 'ddpdoctor\[{kind}\]'"):
         open_engine(kind)

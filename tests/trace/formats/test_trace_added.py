@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import Collectives, find_traces, formats, load_trace, load_traces
-from ddpdoctor.trace.columns import read_archive, write_archive
+from ddpdoctor.trace.archive import read_archive, write_archive
 from tests.trace.trace_files import document, events, write
 
 ADDED = Path(__file__).parent / "added"

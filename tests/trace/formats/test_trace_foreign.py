@@ -4,7 +4,7 @@ import pytest
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import load_trace, load_traces
-from ddpdoctor.trace.engines import read_one
+from ddpdoctor.trace.processes import read_one
 from tests.trace.trace_files import document, event, write
 
 

@@ -58,7 +58,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(tmp_path, monkeypatch, layout, piece_bytes):
     monkeypatch.setattr(Source.pieces, "__defaults__", (piece_bytes,))
-    monkeypatch.setattr("ddpdoctor.trace.sources.decompress._READ_BYTES", piece_bytes)
+    monkeypatch.setattr("ddpdoctor.trace.sources._READ_BYTES", piece_bytes)
     trace = load_trace(write(tmp_path / "a.json.gz", LAYOUTS[layout]))
     assert rows_of(trace) == expected_rows(LAYOUTS["pretty"])
     assert (trace.meta.rank, trace.meta.rank_from, trace.meta.world_size) == (0, "distributedInfo", 2)

@@ -13,7 +13,7 @@ import pytest
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import RankTrace, find_traces, load_trace, load_traces
-from ddpdoctor.trace.columns import read_archive, write_archive
+from ddpdoctor.trace.archive import read_archive, write_archive
 from ddpdoctor.trace.formats import Candidate, parts_of
 from tests.trace.nsight_export import INIT, LEAD_NS, NEW, OLD, SESSION_NS, export
 from tests.trace.trace_files import BASE_NS, SHARED, document, event, kernel, write

@@ -13,7 +13,7 @@ import pytest
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import find_traces, load_trace, load_traces
-from ddpdoctor.trace.engines import read_one
+from ddpdoctor.trace.processes import read_one
 from tests.trace.nsight_export import export
 from tests.trace.trace_files import document, event, events, is_cut, kernel, write
 

@@ -54,15 +54,15 @@ def test_a_rank_is_named_as_it_is_told_and_a_report_beside_the_export_is_no_inpu
 def test_a_rank_has_its_share_of_the_bytes(path, monkeypatch):
     """Reading is worth processes of their own from so many bytes on."""
     size = Path(path).stat().st_size
-    monkeypatch.setattr("ddpdoctor.trace.job.load._WORTH_PROCESSES_BYTES", 0.7 * size)
-    monkeypatch.setattr("ddpdoctor.trace.engines.processes.read_in_processes", None)
+    monkeypatch.setattr("ddpdoctor.trace.load._WORTH_PROCESSES_BYTES", 0.7 * size)
+    monkeypatch.setattr("ddpdoctor.trace.processes.read_in_processes", None)
     assert len(load_traces(find_traces([path]).files, jobs=2).traces) == 2
 
 
 def test_the_deadline_of_a_rank_is_that_of_its_file(path, monkeypatch):
-    monkeypatch.setattr("ddpdoctor.trace.job.load._WORTH_PROCESSES_BYTES", 0)
-    monkeypatch.setattr("ddpdoctor.trace.engines.processes._MIN_TIMEOUT_S", 0.0)
-    monkeypatch.setattr("ddpdoctor.trace.engines.processes._MIN_BYTES_PER_S", 1e12)
+    monkeypatch.setattr("ddpdoctor.trace.load._WORTH_PROCESSES_BYTES", 0)
+    monkeypatch.setattr("ddpdoctor.trace.processes._MIN_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("ddpdoctor.trace.processes._MIN_BYTES_PER_S", 1e12)
     with pytest.raises(UnusableInput, match="did not finish and was given up"):
         load_traces(find_traces([path]).files, jobs=2)
 
@@ -70,7 +70,7 @@ def test_the_deadline_of_a_rank_is_that_of_its_file(path, monkeypatch):
 def test_a_file_of_which_a_rank_cannot_be_read_goes_along_with_its_digests(path, tmp_path, monkeypatch):
     files = find_traces([path]).files
     monkeypatch.setattr(
-        "ddpdoctor.trace.digest.write.read_traces",
+        "ddpdoctor.trace.digest.read_traces",
         lambda files, **more: [(0, load_trace(files[0]), ""), (1, None, "damaged")],
     )
     made = write_digests(loose_targets(files, tmp_path / "out"))

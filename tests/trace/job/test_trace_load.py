@@ -19,7 +19,7 @@ import pytest
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import RankTrace, find_traces, load_trace, load_traces
-from ddpdoctor.trace.engines import ProgressMessage, Task, receive, serve
+from ddpdoctor.trace.processes import ProgressMessage, Task, receive, serve
 from ddpdoctor.trace.sources import Source
 from tests.trace.trace_files import SHARED, assert_same, columns, document, event, events, job, kernel, write
 
@@ -33,7 +33,7 @@ def shifted(by_us, count=5):
 
 @pytest.fixture
 def always_processes(monkeypatch):
-    monkeypatch.setattr("ddpdoctor.trace.job.load._WORTH_PROCESSES_BYTES", 0)
+    monkeypatch.setattr("ddpdoctor.trace.load._WORTH_PROCESSES_BYTES", 0)
 
 
 @pytest.mark.extended
@@ -70,7 +70,7 @@ def test_each_file_counts_by_its_bytes(tmp_path, always_processes, jobs):
 
 def test_how_far_a_large_file_is_shows_while_it_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(Source.pieces, "__defaults__", (1 << 16,))
-    monkeypatch.setattr("ddpdoctor.trace.sources.decompress._READ_BYTES", 1 << 12)
+    monkeypatch.setattr("ddpdoctor.trace.sources._READ_BYTES", 1 << 12)
     file, told = write(tmp_path / "rank0.json.gz", json.dumps(document(events(4000)))), []
     load_traces([file], jobs=1, progress=told.append)
     within = [part for part in told if 0 < part < 1]
@@ -79,7 +79,7 @@ def test_how_far_a_large_file_is_shows_while_it_is_read(tmp_path, monkeypatch):
 
 
 def test_a_process_says_how_far_it_is_before_it_has_the_columns(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddpdoctor.trace.engines.worker._PROGRESS_INTERVAL_S", 0.0)
+    monkeypatch.setattr("ddpdoctor.trace.processes._PROGRESS_INTERVAL_S", 0.0)
     monkeypatch.setattr(Source.pieces, "__defaults__", (1 << 16,))
     file = write(tmp_path / "rank0.json", json.dumps(document(events(4000))))
     ours, theirs = Pipe()
@@ -114,7 +114,7 @@ def test_a_worker_that_dies_names_its_file_and_the_rest_goes_on(tmp_path, always
     def kill_once_the_others_are_done(part):
         for process in psutil.Process().children() if part > 0.99 else []:
             with contextlib.suppress(psutil.Error):
-                if "ddpdoctor.trace.engines.worker" in " ".join(process.cmdline()):
+                if "ddpdoctor.trace.processes" in " ".join(process.cmdline()):
                     process.send_signal(signal.SIGKILL)
 
     loaded = load_traces([stuck, *files], jobs=2, progress=kill_once_the_others_are_done)
@@ -127,7 +127,7 @@ def test_a_worker_that_dies_names_its_file_and_the_rest_goes_on(tmp_path, always
 def test_memory_grows_with_the_columns_and_not_with_the_text(tmp_path, monkeypatch):
     """At most 1.5 bytes more for each byte more of columns; the text is four times as large as they are."""
     monkeypatch.setattr(Source.pieces, "__defaults__", (1 << 16,))  # the fixed part: pieces under way
-    monkeypatch.setattr("ddpdoctor.trace.sources.decompress._READ_BYTES", 1 << 14)
+    monkeypatch.setattr("ddpdoctor.trace.sources._READ_BYTES", 1 << 14)
     peaks, sizes, texts = [], [], []
     for count in (4_000, 16_000):
         path = write(tmp_path / f"{count}.json.gz", json.dumps(document(events(count))))
@@ -146,7 +146,7 @@ LITTLE_MEMORY = """
 import re, resource, sys
 from pathlib import Path
 from ddpdoctor.trace import cache
-from ddpdoctor.trace.job import load
+from ddpdoctor.trace import load
 import polars
 load._WORTH_PROCESSES_BYTES = 0
 used = int(re.search(r"VmSize:[ \t]+([0-9]+)", Path("/proc/self/status").read_text())[1]) * 1024
@@ -296,7 +296,7 @@ def test_a_worker_that_hangs_is_given_up_and_the_rest_goes_on(tmp_path, always_p
     files = job(tmp_path, [0, 1])
     os.mkfifo(tmp_path / "stuck.json")
     stuck = str(tmp_path / "stuck.json")
-    monkeypatch.setattr("ddpdoctor.trace.engines.processes._UNKNOWN_SIZE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("ddpdoctor.trace.processes._UNKNOWN_SIZE_TIMEOUT_S", 1.0)
     loaded = load_traces([stuck, *files], jobs=2)
     assert [t.meta.rank for t in loaded.traces] == [0, 1]
     assert loaded.failed == [(stuck, f"{stuck}: the process that read it did not finish and was given up.")]
@@ -327,7 +327,7 @@ def test_how_long_a_trace_is_is_added_up_once(tmp_path, monkeypatch):
         for name, rank in (("a", 0), ("b", 0), ("c", 1))
     ]
     monkeypatch.setattr(
-        "ddpdoctor.trace.job.load.read_traces",
+        "ddpdoctor.trace.load.read_traces",
         lambda *_, **__: [(n, trace, "") for n, trace in enumerate(traces)],
     )
     assert len(load_traces(["a"]).traces) == 2

@@ -29,7 +29,7 @@ def table(**changed):
 @pytest.fixture
 def no_trial(monkeypatch):
     """The process that tries first whether a table can be read imports nothing, and finds nothing wrong."""
-    monkeypatch.setattr("ddpdoctor.trace.operations.parquet._PROBE", "")
+    monkeypatch.setattr("ddpdoctor.trace.operations._PROBE", "")
 
 
 def test_rows_are_sorted_and_kinds_numbered(tmp_path):
@@ -77,7 +77,7 @@ def test_metadata_that_names_no_size_is_told(tmp_path, no_trial):
 
 def test_no_process_is_started_for_other_parquet_files(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "ddpdoctor.trace.operations.parquet._crash_reason", lambda *_: pytest.fail("a process was started")
+        "ddpdoctor.trace.operations._crash_reason", lambda *_: pytest.fail("a process was started")
     )
     for number in range(3):
         pl.DataFrame({"optype": [1], "x": [number]}).write_parquet(tmp_path / f"part-{number}.parquet")
@@ -124,7 +124,7 @@ def test_what_is_no_parquet_is_one_sentence(tmp_path, content):
 
 
 def test_a_table_with_more_rows_than_bytes_is_not_unpacked(tmp_path, no_trial, monkeypatch):
-    monkeypatch.setattr("ddpdoctor.trace.operations.parquet._FREE_ROWS", 0)
+    monkeypatch.setattr("ddpdoctor.trace.operations._FREE_ROWS", 0)
     path = str(tmp_path / "trace.parquet")
     pl.concat([table()] * 20_000).write_parquet(path)
     with pytest.raises(UnusableInput, match="it has more rows than bytes"):
@@ -132,7 +132,7 @@ def test_a_table_with_more_rows_than_bytes_is_not_unpacked(tmp_path, no_trial, m
 
 
 def test_a_table_that_would_take_days_is_refused(tmp_path, no_trial, monkeypatch):
-    monkeypatch.setattr("ddpdoctor.trace.operations.read._MAX_SIMULATED", 8)
+    monkeypatch.setattr("ddpdoctor.trace.operations._MAX_SIMULATED", 8)
     table().write_parquet(tmp_path / "trace.parquet")
     with pytest.raises(UnusableInput, match="3 operations, to be replayed 3 times"):
         read_operations(str(tmp_path / "trace.parquet"))
@@ -158,7 +158,7 @@ def test_a_table_that_ends_the_process_that_reads_it(tmp_path, monkeypatch) -> N
     """As Parquet of odd contents does: polars aborts, which no exception tells."""
     table = tmp_path / "trace-odd.parquet"
     table.write_bytes(b"PAR1 which aborts its reader PAR1")
-    monkeypatch.setattr("ddpdoctor.trace.operations.parquet._PROBE", "import os; os.abort()")
+    monkeypatch.setattr("ddpdoctor.trace.operations._PROBE", "import os; os.abort()")
     with pytest.raises(UnusableInput, match="was ended by signal 6"):
         read_operations(str(table))
     assert find_operations(str(tmp_path)) == []

@@ -12,7 +12,7 @@ import pytest
 from ddpdoctor.trace.sources import Source
 from tests.trace.trace_files import document, events
 
-PIECES = "ddpdoctor.trace.sources.decompress"
+PIECES = "ddpdoctor.trace.sources"
 TEXT = json.dumps(document(events(3000)), indent=1).encode()
 PACKED = gzip.compress(TEXT, 6, mtime=0)
 

@@ -132,7 +132,7 @@ def test_local_files_are_the_same_by_url(tmp_path):
 
 def test_secrets_in_a_url_are_in_no_note(bucket, monkeypatch):
     url = "memory://bucket/run/rank0.json.gz"
-    monkeypatch.setattr("ddpdoctor.trace.job.load.redact_url", lambda file: file.replace("bucket", "***"))
+    monkeypatch.setattr("ddpdoctor.trace.load.redact_url", lambda file: file.replace("bucket", "***"))
     fsspec.filesystem("memory").pipe("/bucket/run/cut.json", b'{"traceEvents": [')
     loaded = load_traces([url, "memory://bucket/run/cut.json"], jobs=1)
     assert [trace.meta.source for trace in loaded.traces] == ["memory://***/run/rank0.json.gz"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -14,18 +13,17 @@ from numpy.typing import NDArray
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.classify import DEVICE
 from ddpdoctor.trace.columns import (
-    LIMIT_NS,
     MAX_DURATION_NS,
     Collectives,
+    ColumnParts,
     IdColumn,
     IntColumn,
+    Interner,
     RankTrace,
     TraceMeta,
-    sorted_order,
 )
+from ddpdoctor.trace.formats.kineto import times
 
-from . import times
-from .lanes import MAX_LANES, Interner, LaneTable
 from .stream import NO_ARGUMENTS, NOTHING, Arguments, Batch, Event, EventStream, ExactEvent
 from .times import as_int, ints, positive, stream_of
 
@@ -71,39 +69,35 @@ _WHOLE = re.compile(r"\s*-?[0-9]{1,19}\s*")
 
 
 class CollectiveRows:
-    """Collects the communication events of a trace in lists; there are few of them."""
+    """Collects the communication events of a trace in a list; there are few of them."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, list[int]] = {column: [] for column in Collectives.__struct_fields__}
+        self._rows: list[tuple[int, ...]] = []
+        """(row of the event, ids of its texts, numbers)."""
 
     def add(self, args: list[Arguments], first_row: int, names: dict[Any, int]) -> None:
         """Appends those of ``args`` that describe a communication; ``args[0]`` belongs to row ``first_row``."""
         for i, a in enumerate(args):
-            if a.operation is None:
-                continue
-            self._rows["event"].append(first_row + i)
-            for column in _TEXT:
-                value = getattr(a, column)
-                named = isinstance(value, (str, int, float))
-                self._rows[column].append(names[str(value)] if named else -1)
-            for column in _NUMBERS:
-                self._rows[column].append(_number(getattr(a, column)))
+            if a.operation is not None:
+                texts = [getattr(a, column) for column in _TEXT]
+                ids = [names[str(text)] if isinstance(text, (str, int, float)) else -1 for text in texts]
+                numbers = [_number(getattr(a, column)) for column in _NUMBERS]
+                self._rows.append((first_row + i, *ids, *numbers))
 
     def keep(self, kept: NDArray[np.bool_]) -> None:
         """Keeps the rows of the events in the mask ``kept`` and renumbers these events."""
         position = np.cumsum(kept) - 1
-        chosen = [i for i, event in enumerate(self._rows["event"]) if kept[event]]
-        self._rows = {column: [values[i] for i in chosen] for column, values in self._rows.items()}
-        self._rows["event"] = [int(position[event]) for event in self._rows["event"]]
+        self._rows = [(int(position[event]), *rest) for event, *rest in self._rows if kept[event]]
 
     def finish(self, order: NDArray[np.int64]) -> Collectives:
         """The columns in the order of the sorted trace; ``order`` [events] gives the old row of each new one."""
+        names = ("event", *_TEXT, *_NUMBERS)
+        rows = np.array(self._rows, np.int64).reshape(-1, len(names))
         position = np.empty(order.size, dtype=np.int64)
         position[order] = np.arange(order.size)
-        event = position[np.array(self._rows["event"], dtype=np.int64)]
-        by_event = np.argsort(event, kind="stable")
-        columns = {column: np.array(self._rows[column], np.int64)[by_event] for column in (*_TEXT, *_NUMBERS)}
-        return Collectives.of({"event": event[by_event], **columns})
+        rows[:, 0] = position[rows[:, 0]]
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        return Collectives.of(dict(zip(names, rows.T, strict=True)))
 
 
 def _number(value: Any) -> int:
@@ -126,22 +120,18 @@ _MAX_DEVICES = 1024
 _INT32 = np.iinfo(np.int32)
 
 
-class ColumnBuilder:
-    """Collects batches of events; :meth:`finish` joins and sorts them.
-
-    Peak memory is that of the columns, one more column, and one batch.
-    """
+class ColumnBuilder(ColumnParts):
+    """Collects batches of events; :meth:`finish` joins and sorts them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._names = Interner()
         self._categories = Interner()
         self._is_device: list[bool] = []
         self._old_schema = False
         self._shapes = Interner()
         self.lanes = LaneTable()
-        self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
         self._collectives = CollectiveRows()
-        self._rows = 0
         self.events = 0
         """Number of events of any kind."""
         self.events_without_time = 0
@@ -189,18 +179,19 @@ class ColumnBuilder:
         args = [e.args or NO_ARGUMENTS for e in rows]
         category = self._category_ids(rows, path)
         on_device = np.flatnonzero(np.array(self._is_device, dtype=bool)[category])
-        put = self._put
-        put("start_ns", start)
-        put("duration_ns", np.maximum(duration, 0))
-        put("name", self._name_ids(rows))
-        put("category", category)
-        put("lane", self.lanes.ids([(e.pid, e.tid) for e in rows]))
-        put("correlation", positive([a.correlation for a in args]))
-        put("external_id", self._external_ids(args))
-        put("shapes", self._shape_ids(args))
-        self._put_device_columns(rows, args, on_device)
-        self._collectives.add(args, self._rows, self._names)
-        self._rows += len(rows)
+        columns = {
+            "start_ns": start,
+            "duration_ns": np.maximum(duration, 0),
+            "name": self._name_ids(rows),
+            "category": category,
+            "lane": self.lanes.ids([(e.pid, e.tid) for e in rows]),
+            "correlation": positive([a.correlation for a in args]),
+            "external_id": self._external_ids(args),
+            "shapes": self._shape_ids(args),
+            **_device_columns(rows, args, on_device),
+        }
+        self._collectives.add(args, self.rows, self._names)
+        self.append(columns)
 
     def _category_ids(self, rows: Rows, path: str) -> IdColumn:
         """[rows] ids of the categories as spelled in the file; records of each new one whether it is a device category."""
@@ -219,32 +210,6 @@ class ColumnBuilder:
         ids = _named_ids(self._names, [e.name for e in rows])
         self.events_without_name += int((ids == self._names[None]).sum()) if None in self._names else 0
         return ids
-
-    def _put(self, column: str, part: NDArray[Any]) -> None:
-        self._parts[column].append(part)
-
-    def _put_device_columns(self, rows: Rows, args: list[Arguments], at: NDArray[np.int64]) -> None:
-        """Appends stream, device and bytes of all rows, known only for the device events in rows ``at``.
-
-        From the arguments, else from the event's process id (device) and thread id (stream).
-        """
-        device_rows = at.tolist()
-        stream = ints([args[i].stream for i in device_rows])
-        if (stream < 0).any():
-            stream = np.where(stream < 0, ints([stream_of(rows[i].tid) for i in device_rows]), stream)
-        device = ints([args[i].device for i in device_rows])
-        if (device < 0).any():
-            pids = ints([rows[i].pid for i in device_rows])
-            device = np.where((device < 0) & (pids < _MAX_DEVICES), pids, device)
-        moved = ints([args[i].bytes for i in device_rows])
-        for column, values, kind in (
-            ("stream", _narrow(stream), np.int32),
-            ("device", _narrow(device), np.int32),
-            ("bytes", moved, np.int64),
-        ):
-            part = np.full(len(rows), -1, dtype=kind)
-            part[at] = values
-            self._put(column, part)
 
     def _external_ids(self, args: list[Arguments]) -> IntColumn:
         ids = positive([a.external_id for a in args])
@@ -265,53 +230,24 @@ class ColumnBuilder:
 
     def finish(self, meta: TraceMeta, base_ns: int) -> RankTrace:
         """The trace, with rows sorted by (start, -duration) and ``base_ns`` added to all starts."""
-        start = self._take("start_ns", np.int64) + base_ns
-        duration = self._take("duration_ns", np.int64)
-        order = sorted_order(start, duration)
-        columns: dict[str, Any] = {"start_ns": start[order], "duration_ns": duration[order]}
-        del start, duration
-        for column in ("name", "category", "lane", "stream", "device", "shapes"):
-            columns[column] = self._take(column, np.int32)[order]
-        for column in ("correlation", "external_id", "bytes"):
-            columns[column] = self._take(column, np.int64)[order]
+        columns, order = self.sorted(base_ns)
         collectives = self._collectives.finish(order)
         shapes = columns["shapes"]
         offset = len(self._names)
         np.add(shapes, offset, out=shapes, where=shapes >= 0)
         names = ["" if n is None else str(n)[:_MAX_NAME_CHARACTERS] for n in self._names]
-        names.extend(_compact(text) for text in self._shapes)
+        names.extend(b"".join(text.split()).decode("utf-8", "replace") for text in self._shapes)
         columns["lane"] = self.lanes.finish()[columns["lane"]]
         categories, columns["category"] = self._final_categories(columns["category"], columns["name"], names)
-        _drop_own_correlation(columns)
+        # Until 2023, Kineto wrote the correlation as external id of runtime and device events: it links them to no operator.
+        columns["external_id"][columns["external_id"] == columns["correlation"]] = -1
         return RankTrace(meta=meta, names=names, categories=categories, collectives=collectives, **columns)
 
-    @property
-    def rows(self) -> int:
-        """Number of rows so far."""
-        return self._rows
-
-    def earliest_ns(self) -> int | None:
-        """Earliest start, ns, before the file's base time is added; None without rows."""
-        parts = self._parts["start_ns"]
-        return min((int(p.min()) for p in parts if p.size), default=None)
-
     def drop_times_outside(self, base_ns: int) -> None:
-        """Drops events whose start plus ``base_ns`` is outside ±:data:`LIMIT_NS`."""
-        parts = self._parts["start_ns"]
-        limits_ns = (-LIMIT_NS - base_ns, LIMIT_NS - base_ns)
-        if all(limits_ns[0] < p.min() and p.max() < limits_ns[1] for p in parts if p.size):
-            return
-        start = np.concatenate(parts)
-        kept = (start > limits_ns[0]) & (start < limits_ns[1])
-        for column, all_parts in self._parts.items():
-            self._parts[column] = [np.concatenate(all_parts)[kept]]
-        self._collectives.keep(kept)
-        self.events_without_time += self._rows - int(kept.sum())
-        self._rows = int(kept.sum())
-
-    def _take(self, column: str, kind: type) -> NDArray[Any]:
-        parts = self._parts.pop(column, [])
-        return np.concatenate(parts) if parts else np.empty(0, kind)
+        """Drops events whose start plus ``base_ns`` is outside ±:data:`LIMIT_NS`, and counts them as without time."""
+        if (kept := self.keep_times_within(base_ns)) is not None:
+            self._collectives.keep(kept)
+            self.events_without_time += int((~kept).sum())
 
     def _final_categories(
         self, raw: IdColumn, name: IdColumn, names: list[str]
@@ -327,13 +263,26 @@ class ColumnBuilder:
         return list(merged), ids
 
 
-def _drop_own_correlation(columns: dict[str, Any]) -> None:
-    """Sets an external id that only repeats the correlation to -1.
+def _device_columns(rows: Rows, args: list[Arguments], at: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """Stream, device and bytes of all rows, known only for the device events in rows ``at``.
 
-    Until 2023, Kineto wrote this on runtime and device events; it links them to no operator.
+    From the arguments, else from the event's process id (device) and thread id (stream).
     """
-    repeated = columns["external_id"] == columns["correlation"]
-    columns["external_id"][repeated] = -1
+    device_rows = at.tolist()
+    stream = ints([args[i].stream for i in device_rows])
+    if (stream < 0).any():
+        stream = np.where(stream < 0, ints([stream_of(rows[i].tid) for i in device_rows]), stream)
+    device = ints([args[i].device for i in device_rows])
+    if (device < 0).any():
+        pids = ints([rows[i].pid for i in device_rows])
+        device = np.where((device < 0) & (pids < _MAX_DEVICES), pids, device)
+    columns: dict[str, NDArray[Any]] = {
+        **{column: np.full(len(rows), -1, np.int32) for column in ("stream", "device")},
+        "bytes": np.full(len(rows), -1, np.int64),
+    }
+    columns["stream"][at], columns["device"][at] = _narrow(stream), _narrow(device)
+    columns["bytes"][at] = ints([args[i].bytes for i in device_rows])
+    return columns
 
 
 def _named_ids(interner: Interner, names: list[Any]) -> IdColumn:
@@ -348,5 +297,45 @@ def _narrow(values: IntColumn) -> IntColumn:
     return np.where((values < 0) | (values > _INT32.max), -1, values)
 
 
-def _compact(text: bytes) -> str:
-    return b"".join(text.split()).decode("utf-8", "replace")
+_MAX_TEXT = 1 << 10
+"""Longest process or thread id that is kept, in characters."""
+_ASCEND = "Ascend Hardware"
+MAX_LANES = 100_000
+"""Limit of threads and streams; a job that starts a thread in every step has some thousands."""
+
+
+class LaneTable:
+    """Numbers the pairs (pid, tid) in order of appearance."""
+
+    def __init__(self) -> None:
+        self._lanes = Interner()
+        self.is_ascend = False
+        """Whether a process has the name that torch_npu's profiler gives the NPU."""
+
+    def ids(self, pairs: list[tuple[Any, Any]]) -> IdColumn:
+        """[events] provisional lane ids, which index the table that :meth:`finish` returns."""
+        try:
+            return self._lanes.ids(pairs)
+        except TypeError:  # a pid or tid that is a list or an object
+            return self._lanes.ids([(_text(pid), _text(tid)) for pid, tid in pairs])
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def read_metadata(self, metadata: Iterable[Event]) -> None:
+        """Reads process names from metadata events ("ph": "M")."""
+        self.is_ascend = self.is_ascend or any(
+            event.name == "process_name" and event.args is not None and event.args.name == _ASCEND
+            for event in metadata
+        )
+
+    def finish(self) -> IdColumn:
+        """[provisional ids] final lane of each; the ids 7 and "7" are the same thread."""
+        index: dict[tuple[str, str], int] = {}
+        table = [index.setdefault((_text(p), _text(t)), len(index)) for p, t in self._lanes]
+        return np.array(table, dtype=np.int32)
+
+
+def _text(value: Any) -> str:
+    """A number or text as text; "" for other types."""
+    return str(value)[:_MAX_TEXT] if isinstance(value, (str, int, float)) else ""

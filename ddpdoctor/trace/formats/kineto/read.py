@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.archive import NUMBERS_OF_DEVICES, rank_and_source
 from ddpdoctor.trace.classify import DEVICE
-from ddpdoctor.trace.columns import LIMIT_NS, NUMBERS_OF_DEVICES, RankTrace, TraceMeta
+from ddpdoctor.trace.columns import LIMIT_NS, RankTrace, TraceMeta
 from ddpdoctor.trace.formats import HEAD_BYTES, Candidate
-from ddpdoctor.trace.sources import GZIP, LFS_POINTER, MAX_RANKS, ZSTD, Source, host_of_name, rank_of_name
+from ddpdoctor.trace.sources import GZIP, LFS_POINTER, MAX_RANKS, ZSTD, Source, host_of_name
 
 from .build import ColumnBuilder
 from .stream import MAX_EVENT_BYTES, EventStream
@@ -158,37 +159,24 @@ def meta_of(
     job = top.get("distributedInfo")
     job = job if isinstance(job, dict) else {}
     earliest_ns = builder.earliest_ns() or 0
-    number, rank_from = _rank(path, rank, job)
-    host = top.get("host_name")
+    stated = own if (own := as_int(job.get("rank"))) in range(MAX_RANKS) else None
+    number, rank_from = rank_and_source(path, rank, stated)
+    nccl = job.get("nccl_version") or top.get("nccl_version")
     return TraceMeta(
         source=path,
         rank=number,
         rank_from=rank_from,
-        world_size=_ranks(job.get("world_size")),
+        world_size=world if (world := as_int(job.get("world_size"))) in range(MAX_RANKS) else None,
         backend=_text(job.get("backend")),
-        host=_text(host) or host_of_name(path),
+        host=_text(top.get("host_name")) or host_of_name(path),
         process_groups=_objects(job.get("pg_config")),
         devices=tuple(map(_device, _objects(top.get("deviceProperties")))),
         clock="epoch" if base_ns + earliest_ns >= _EPOCH_FROM_NS else "relative",
         torch_version=_text(top.get("pytorch_version") or top.get("torch_version")),
-        nccl_version=_version(job.get("nccl_version") or top.get("nccl_version")),
+        nccl_version=_text(str(nccl) if isinstance(nccl, (str, int, float)) and nccl else None),
         truncated=_truncated(stream),
         notes=tuple(_notes(path, stream, builder)),
     )
-
-
-def _rank(path: str, rank: int | None, job: dict[str, Any]) -> tuple[int | None, str]:
-    if rank is not None:
-        return rank, "run directory"
-    if (own := as_int(job.get("rank"))) in range(MAX_RANKS):
-        return own, "distributedInfo"
-    if (named := rank_of_name(path)) is not None:
-        return named, "file name"
-    return None, ""
-
-
-def _version(value: Any) -> str | None:
-    return str(value)[:_MAX_TEXT] if isinstance(value, (str, int, float)) and value else None
 
 
 def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[str]:
@@ -233,11 +221,6 @@ def _notes_of_events(path: str, stream: EventStream, builder: ColumnBuilder) -> 
         yield f"{path}: {builder.events_without_name} event(s) without a name: what they did is unknown."
     if builder.events_without_time:
         yield f"{path}: {builder.events_without_time} event(s) without a usable time were skipped."
-
-
-def _ranks(value: Any) -> int | None:
-    number = as_int(value)
-    return number if number in range(MAX_RANKS) else None
 
 
 def _text(value: Any) -> str | None:

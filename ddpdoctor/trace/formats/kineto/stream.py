@@ -57,14 +57,8 @@ class ExactEvent(Event, gc=False):
 
 
 NO_ARGUMENTS = Arguments()
-
-
 EVENTS = msgspec.json.Decoder(list[Event])
-
-
 EXACT_EVENTS = msgspec.json.Decoder(list[ExactEvent])
-
-
 _NUMBER = rb"[-+]?(?:nan|NaN|inf|Inf|infinity|Infinity)\b"
 _VALUE = re.compile(rb'(":\s*)' + _NUMBER)
 _IN_LIST = re.compile(rb"([\[,]\s*)" + _NUMBER + rb"(?=\s*[,\]])")

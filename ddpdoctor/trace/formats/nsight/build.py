@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,13 +15,13 @@ from ddpdoctor.trace.columns import (
     LIMIT_NS,
     MAX_DURATION_NS,
     Collectives,
+    ColumnParts,
     IdColumn,
     IntColumn,
+    Interner,
     RankTrace,
     TraceMeta,
-    sorted_order,
 )
-from ddpdoctor.trace.formats.kineto.lanes import Interner
 
 from .database import (
     ANNOTATION,
@@ -39,7 +39,6 @@ from .database import (
     Database,
     Fields,
     Payloads,
-    Range,
     parse_range_text,
 )
 
@@ -58,14 +57,11 @@ _SIDES = {"HTOD", "DTOH", "HTOA", "ATOH", "ATOA", "ATOD", "DTOA", "DTOD", "HTOH"
 
 def add_device_work(database: Database, table: EventTable) -> None:
     """Appends the device events of the process to ``table``. Raises :class:`DamagedError`."""
-    known: dict[int, str] = {}
     for batch in database.batches(KERNELS, (*_COMMON, *NAMES)):
-        number = kernel_name_ids(batch)
-        new = [one for one in np.unique(number).tolist() if one not in known and one != MISSING]
-        known.update(database.strings(new))
-        _add(table, batch, "kernel", [known.get(one, "") for one in number.tolist()])
+        _add(table, batch, "kernel", database.strings(kernel_name_ids(batch)))
     copy_kinds = _COPY_KINDS | _copy_kinds_in(database)
-    memory = _MEMORY | dict(_labels(database, "ENUM_CUDA_MEM_KIND"))
+    labels = database.first_rows("ENUM_CUDA_MEM_KIND", "id", "label")
+    memory = _MEMORY | {k: v for k, v in labels if isinstance(k, int) and isinstance(v, str)}
     for batch in database.batches(COPIES, (*_COMMON, "bytes", "copyKind", "srcKind", "dstKind")):
         kinds = zip(*(batch[name].tolist() for name in ("copyKind", "srcKind", "dstKind")), strict=True)
         _add(table, batch, "gpu_memcpy", [_copy(kind, copy_kinds, memory) for kind in kinds])
@@ -124,35 +120,21 @@ def _copy_kinds_in(database: Database) -> dict[int, str]:
     return {number: f"{end[0]}to{end[3]}" for number, end in ends.items() if end in _SIDES}
 
 
-def _labels(database: Database, table: str) -> Iterable[tuple[int, str]]:
-    for number, label in database.first_rows(table, "id", "label"):
-        if isinstance(number, int) and isinstance(label, str):
-            yield number, label
-
-
 _VERSION = re.compile(r"_v\d{4,5}$")
 """Nsight Systems appends the CUDA version that introduced a function: cudaLaunchKernel_v7000."""
 _DRIVER = re.compile(r"cu[A-Z]")
-_CATEGORIES = ("cuda_runtime", "cuda_driver", "os_runtime")
 
 
 def add_calls(database: Database, table: EventTable) -> None:
     """Appends the CUDA and OS runtime calls of the process to ``table``. Raises :class:`DamagedError`."""
-    known: dict[int, tuple[str, str]] = {}
     for name in (RUNTIME, OS_CALLS):
         for batch in database.batches(name, ("start", "end", "globalTid", "correlationId", "nameId")):
-            numbers = batch["nameId"].tolist()
-            new = [number for number in set(numbers) if number not in known and number != MISSING]
-            for number, text in database.strings(new).items():
-                known[number] = _call(text, name)
-            parsed = [
-                known.get(number, ("", _CATEGORIES[0] if name == RUNTIME else _CATEGORIES[2]))
-                for number in numbers
-            ]
+            texts = database.strings(batch["nameId"])
+            parsed = {text: _call(text, name) for text in set(texts)}
             correlation = np.where(batch["correlationId"] > 0, batch["correlationId"], -1)
             table.add(
-                [category for _, category in parsed],
-                [text for text, _ in parsed],
+                [parsed[text][1] for text in texts],
+                [parsed[text][0] for text in texts],
                 batch["start"],
                 durations(batch),
                 thread=batch["globalTid"],
@@ -163,13 +145,13 @@ def add_calls(database: Database, table: EventTable) -> None:
 def _call(text: str, table: str) -> tuple[str, str]:
     """(Name as Kineto writes it, category) of a call."""
     if table == OS_CALLS:
-        return text, _CATEGORIES[2]
+        return text, "os_runtime"
     name = _VERSION.sub("", text)
-    return name, _CATEGORIES[1] if _DRIVER.match(name) else _CATEGORIES[0]
+    return name, "cuda_driver" if _DRIVER.match(name) else "cuda_runtime"
 
 
 _MAX_MEMOIZED = 1 << 16
-"""Range texts whose parsed form is memoized."""
+"""Range texts whose parsed form is memoized; texts repeat unless operators are numbered."""
 
 
 class NvtxRange(NamedTuple):
@@ -195,12 +177,13 @@ def read_ranges(database: Database, table: EventTable, found: ProcessRanges) -> 
     """Appends the process's ranges to ``table``, and annotations and NCCL calls to ``found``. Ranges that were still open when the
     recording ended are skipped. Raises :class:`DamagedError`."""
     payloads = Payloads(database)
-    known: dict[str, Range] = {}
-    registered: dict[int, str] = {}
+    parse = lru_cache(_MAX_MEMOIZED)(parse_range_text)
     columns = ("start", "end", "globalTid", "textId")
     for batch in database.batches(NVTX, columns, ("text",), ("binaryData",), 'e."end" >= e.start'):
-        texts = list(_texts(database, batch, registered))
-        parsed = [_parse(text, known) for text in texts]
+        # A range without a text of its own refers to a registered one.
+        is_own = np.array([text is not None for text in batch["text"]], bool)
+        registered = database.strings(np.where(is_own, MISSING, batch["textId"]))
+        parsed = [parse(own or known) for own, known in zip(batch["text"], registered, strict=True)]
         start, end = batch["start"], batch["end"]
         table.add(
             [one.category for one in parsed],
@@ -218,45 +201,20 @@ def read_ranges(database: Database, table: EventTable, found: ProcessRanges) -> 
                 found.nccl_calls.append(NvtxRange(one.name, begin, over, thread, payloads.decode(data)))
 
 
-def _parse(text: str, known: dict[str, Range]) -> Range:
-    """Memoized :func:`parse_range_text`; texts repeat unless operators are numbered."""
-    one = known.get(text)
-    if one is None:
-        one = parse_range_text(text)
-        if len(known) < _MAX_MEMOIZED:
-            known[text] = one
-    return one
+_MAX_INT32 = np.iinfo(np.int32).max
 
 
-def _texts(database: Database, batch: Batch, registered: dict[int, str]) -> Iterator[str]:
-    """Yields the text of each range: its own, else the registered string that it refers to."""
-    missing = [
-        number
-        for number, text in zip(batch["textId"].tolist(), batch["text"], strict=True)
-        if text is None and number != MISSING
-    ]
-    registered.update(database.strings([number for number in set(missing) if number not in registered]))
-    for number, text in zip(batch["textId"].tolist(), batch["text"], strict=True):
-        yield text if text is not None else registered.get(number, "")
-
-
-_INT32 = np.iinfo(np.int32)
-_NARROW = ("name", "category", "lane", "stream", "device", "shapes")
-_WIDE = ("start_ns", "duration_ns", "correlation", "bytes")
-
-
-class EventTable:
+class EventTable(ColumnParts):
     """Collects rows; :meth:`finish` sorts them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._names = Interner()
         self._categories = Interner()
         self._lanes = Interner()
         """(None, global thread id) or (device, stream)."""
-        self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
         self.rows_without_time = 0
         """Rows that were dropped because their times are missing or out of range."""
-        self.rows = 0
 
     def add(
         self,
@@ -270,11 +228,11 @@ class EventTable:
         stream: IntColumn | None = None,
         correlation: IntColumn | None = None,
         moved: IntColumn | None = None,
-        shapes: Sequence[str] | None = None,
+        shapes: Sequence[str] = (),
     ) -> None:
         """Appends those of N events that have valid times; times as in the file, absent numbers are :data:`MISSING`. ``thread``: global
         thread ids; None for device events. ``moved``: bytes."""
-        good = _is_possible_time(start) & (duration >= 0) & (duration <= MAX_DURATION_NS)
+        good = (start > -LIMIT_NS) & (start < LIMIT_NS) & (duration >= 0) & (duration <= MAX_DURATION_NS)
         self.rows_without_time += int((~good).sum())
         count = len(name)
         categories = [category] * count if isinstance(category, str) else list(category)
@@ -292,23 +250,15 @@ class EventTable:
             "device": on_device,
             "correlation": _known(correlation, count),
             "bytes": _known(moved, count),
-            "shapes": self._shape(shapes, count),
+            "shapes": self._shape_ids(shapes, count),
         }
-        for column, values in columns.items():
-            self._parts[column].append(values[good])
-        self.rows += int(good.sum())
+        self.append({column: values[good] for column, values in columns.items()})
 
-    def _shape(self, shapes: Sequence[str] | None, count: int) -> IdColumn:
-        if shapes is None or not any(shapes):
-            return np.full(count, -1, np.int32)
-        parsed = np.array([bool(text) for text in shapes])
+    def _shape_ids(self, shapes: Sequence[str], count: int) -> IdColumn:
         ids: IdColumn = np.full(count, -1, np.int32)
-        ids[parsed] = self._names.ids([text for text in shapes if text])
+        at = [row for row, text in enumerate(shapes) if text]
+        ids[at] = self._names.ids([shapes[row] for row in at])
         return ids
-
-    def earliest_ns(self) -> int | None:
-        """Earliest start, ns; None without rows."""
-        return min((int(part.min()) for part in self._parts["start_ns"] if part.size), default=None)
 
     def name(self, text: str) -> int:
         """Id of a name, which is added if it is new."""
@@ -321,28 +271,10 @@ class EventTable:
 
     def finish(self, meta: TraceMeta, base_ns: int) -> RankTrace:
         """The trace without collectives, with rows sorted and ``base_ns`` added to all starts."""
-        columns: dict[str, Any] = {
-            name: np.concatenate(self._parts.pop(name)).astype(np.int32 if name in _NARROW else np.int64)
-            for name in (*_NARROW, *_WIDE)
-        }
-        columns["start_ns"] += base_ns
-        order = sorted_order(columns["start_ns"], columns["duration_ns"])
-        order = order[_is_possible_time(columns["start_ns"][order])]
-        columns = {name: values[order] for name, values in columns.items()}
-        return RankTrace(
-            meta=meta,
-            names=list(self._names),
-            categories=list(self._categories),
-            external_id=np.full(len(order), -1, np.int64),
-            collectives=Collectives.of({}),
-            **columns,
-        )
-
-
-def _is_possible_time(start: IntColumn) -> NDArray[np.bool_]:
-    """[rows] whether the time is within ±:data:`LIMIT_NS`."""
-    possible: NDArray[np.bool_] = (start > -LIMIT_NS) & (start < LIMIT_NS)
-    return possible
+        self.keep_times_within(base_ns)
+        columns, _ = self.sorted(base_ns)
+        names, categories = list(self._names), list(self._categories)
+        return RankTrace(meta, names, categories, collectives=Collectives.of({}), **columns)
 
 
 def _known(values: IntColumn | None, count: int) -> IntColumn:
@@ -352,7 +284,7 @@ def _known(values: IntColumn | None, count: int) -> IntColumn:
     return np.maximum(values, -1)
 
 
-def _narrow(values: IntColumn | None, count: int) -> IntColumn:
+def _narrow(values: IntColumn | None, count: int) -> IdColumn:
     """Like :func:`_known`, also with -1 for values that do not fit 32 bits."""
     known = _known(values, count)
-    return np.where(known > _INT32.max, -1, known)
+    return np.where(known > _MAX_INT32, -1, known).astype(np.int32)

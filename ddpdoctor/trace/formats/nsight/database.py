@@ -29,8 +29,6 @@ from ddpdoctor.trace.sources import report_progress
 
 Fields = dict[str, int]
 """Label of a payload entry, as NCCL names it → value."""
-
-
 RANKS, RANK, COMMUNICATOR, MESSAGE_BYTES = (
     "No. of ranks",
     "Rank",
@@ -38,12 +36,8 @@ RANKS, RANK, COMMUNICATOR, MESSAGE_BYTES = (
     "Message size [bytes]",
 )
 """Labels of the payload entries that are used."""
-
-
 _HEAD = struct.Struct("<IIIIQQ")
 """Domain, reserved, schema, reserved, size of the payload, size including this header."""
-
-
 _FORMATS = {
     4: struct.Struct("<i"),
     5: struct.Struct("<I"),
@@ -52,8 +46,6 @@ _FORMATS = {
     22: struct.Struct("<Q"),
 }
 """Integer formats by NVTX type: int, unsigned int, int64, uint64 and size_t (nvToolsExtPayload.h)."""
-
-
 _MAX_PAYLOAD_BYTES = 1 << 12
 
 
@@ -95,8 +87,6 @@ NAMES = ("demangledName", "shortName", "mangledName")
 """Columns of a kernel's name, in order of preference; the first is what Kineto writes."""
 EXPORT_TABLES = frozenset((KERNELS, GRAPHS, COPIES, FILLS, RUNTIME, NVTX, OS_CALLS))
 """A file with any of these tables is an export of Nsight Systems."""
-
-
 OPERATOR, ANNOTATION, LIBRARY = "cpu_op", "user_annotation", "library"
 
 _FIELDS = (", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = ")
@@ -212,11 +202,12 @@ class Database:
         self._bytes_left = _MIN_BYTE_BUDGET + _MAX_READS * size
         self._deadline_s = time.monotonic() + min(_MIN_TIMEOUT_S + size / _MIN_BYTES_PER_S, _MAX_TIMEOUT_S)
         self._pending_rows: dict[str, int] = {}
+        self._strings: dict[int, str] = {}
         self._expected_rows = self._passed_rows = 0
+        self.tables: dict[str, frozenset[str]] = {}
+        self._keyed: set[str] = set()
         try:
             self._prepare()
-            self.tables: dict[str, frozenset[str]] = {}
-            self._keyed: set[str] = set()
             self._find_tables()
         except (*_BROKEN, DamagedError):
             self.close()
@@ -286,11 +277,6 @@ class Database:
             return 0
         return min(max(number, 0), self._max_rows) if isinstance(number, int) else 0
 
-    def _report(self, rows: int) -> None:
-        """Report progress after this many rows of the current table."""
-        if self._expected_rows:
-            report_progress((self._passed_rows + rows) / self._expected_rows)
-
     def batches(
         self,
         table: str,
@@ -306,25 +292,21 @@ class Database:
         if table not in self.tables:
             return
         own = self.tables[table]
-        selected = [
-            *(f"e.{_quoted(name)}" if name in own else "NULL" for name in numbers),
-            *(
-                f"substr(e.{_quoted(name)}, 1, {MAX_TEXT})" if name in own else "NULL"
-                for name in (*raw, *texts)
-            ),
-        ]
+        cut = {name: f"substr(e.{_quoted(name)}, 1, {MAX_TEXT})" for name in (*raw, *texts)}
+        expressions = {name: f"e.{_quoted(name)}" for name in numbers} | cut
+        selected = [text if name in own else "NULL" for name, text in expressions.items()]
+        filters, values = [where] if where else [], []
         process_column = next((name for name in ("globalTid", "globalPid") if name in own), None)
-        of_one = self.process is not None and process_column is not None
-        filters = [
-            *([where] if where else []),
-            *([f"(e.{process_column} >> {PROCESS_BITS}) = ?"] if of_one else []),
-        ]
+        if self.process is not None and process_column is not None:
+            filters.append(f"(e.{process_column} >> {PROCESS_BITS}) = ?")
+            values.append(self.process)
         sql = f"SELECT {', '.join(selected)} FROM {_quoted(table)} AS e NOT INDEXED"
         sql += f" WHERE {' AND '.join(filters)}" if filters else ""
         seen = 0
-        for rows in self._rows(sql, (self.process,) if self.process is not None and of_one else ()):
+        for rows in self._rows(sql, values):
             seen += len(rows)
-            self._report(seen)
+            if self._expected_rows:
+                report_progress((self._passed_rows + seen) / self._expected_rows)
             columns = list(zip(*rows, strict=True))
             batch: Batch = {}
             for name in numbers:
@@ -337,21 +319,25 @@ class Database:
             yield batch
         self._passed_rows += self._pending_rows.pop(table, 0)
 
-    def strings(self, ids: Sequence[int]) -> dict[int, str]:
-        """Strings by id, as far as the file has them. Raises :class:`DamagedError`."""
-        found: dict[int, str] = {}
-        if not self.has("StringIds", "id", "value") or not ids:
-            return found
+    def strings(self, ids: IntColumn) -> list[str]:
+        """[ids] the string of each; "" for :data:`MISSING` and where the file has none. Raises :class:`DamagedError`."""
+        numbers = ids.tolist()
+        new = set(numbers) - self._strings.keys() - {MISSING}
+        if new and self.has("StringIds", "id", "value"):
+            self._read_strings(new)
+        return [self._strings.get(number, "") for number in numbers]
+
+    def _read_strings(self, ids: set[int]) -> None:
         sql = f"SELECT id, substr(value, 1, {MAX_TEXT}) FROM StringIds"
+        keyed = "StringIds" in self._keyed
         left = iter(ids)
         while some := tuple(islice(left, _IDS_PER_QUERY)):
-            keyed = "StringIds" in self._keyed
             which = f" WHERE id IN ({', '.join('?' * len(some))})" if keyed else ""
             for rows in self._rows(sql + which, some if keyed else ()):
-                found.update((k, v) for k, v in rows if isinstance(k, int) and isinstance(v, str))
+                self._strings.update((k, v) for k, v in rows if isinstance(k, int) and isinstance(v, str))
             if not keyed:
                 break
-        return found
+        self._strings |= dict.fromkeys(ids - self._strings.keys(), "")
 
     def first_rows(self, table: str, *columns: str, most: int = 100_000) -> list[tuple[Any, ...]]:
         """The first rows, at most ``most``, of a descriptive table; [] if it lacks one of the columns or is damaged."""

@@ -18,8 +18,9 @@ import numpy as np
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import classify
+from ddpdoctor.trace.archive import rank_and_source
 from ddpdoctor.trace.columns import LIMIT_NS, IntColumn
-from ddpdoctor.trace.sources import MAX_RANKS, rank_of_name
+from ddpdoctor.trace.sources import MAX_RANKS
 
 from .build import kernel_name_ids
 from .database import (
@@ -100,11 +101,9 @@ def _combinations(database: Database) -> Iterator[tuple[int, int, str]]:
     """Yields each combination of (process, device, kernel name) at least once."""
     for table in (KERNELS, GRAPHS):
         for batch in database.batches(table, ("globalPid", "deviceId", *NAMES)):
-            keys = process_of(batch["globalPid"])
-            names = kernel_name_ids(batch)
-            found = database.strings([int(n) for n in np.unique(names) if n != MISSING])
-            for key, device, name in np.unique(np.stack((keys, batch["deviceId"], names)), axis=1).T.tolist():
-                yield key, device, found.get(name, "")
+            columns = process_of(batch["globalPid"]), batch["deviceId"], kernel_name_ids(batch)
+            keys, devices, names = np.unique(np.stack(columns), axis=1)
+            yield from zip(keys.tolist(), devices.tolist(), database.strings(names), strict=True)
 
 
 def _only_process(database: Database, devices: set[int], communicates: bool) -> Process:
@@ -136,9 +135,8 @@ def _on_cpus(database: Database) -> Iterator[Process]:
 def _in_order(found: list[Process]) -> list[Process]:
     by_start = sorted(found, key=lambda process: process.pid)
     own = [process.devices for process in found]
-    if all(len(devices) == 1 for devices in own) and len(set(own)) == len(own):
-        return sorted(by_start, key=lambda process: process.devices)
-    return by_start
+    is_one_each = all(len(devices) == 1 for devices in own) and len(set(own)) == len(own)
+    return sorted(by_start, key=lambda process: process.devices) if is_one_each else by_start
 
 
 _LAUNCHERS = (
@@ -165,8 +163,6 @@ _DEVICE = {
     "computeMinor": "computeMinor",
 }
 """Column of the table of GPUs → Kineto's name of the property."""
-
-
 RankIdentity = tuple[int | None, str, int | None]
 """(rank of a process, its source as :attr:`TraceMeta.rank_from`, world size)."""
 
@@ -182,11 +178,9 @@ class ExportMetadata:
     @cached_property
     def environment(self) -> Mapping[str, str]:
         """Environment variables of the process that Nsight Systems started."""
-        pairs = [text.partition("=") for text in self._system.get("DeviceEnvironment", "").split(";")]
-        own = [
-            text.partition("=") for name, text in self._capture if name == "PROCESS_0:ENVIRONMENT_VARIABLE"
-        ]
-        return {name: value.strip('"') for name, _, value in (*pairs, *own) if name}
+        own = [text for name, text in self._capture if name == "PROCESS_0:ENVIRONMENT_VARIABLE"]
+        texts = [*self._system.get("DeviceEnvironment", "").split(";"), *own]
+        return {name: value.strip('"') for name, _, value in (text.partition("=") for text in texts) if name}
 
     @cached_property
     def command(self) -> str:
@@ -209,7 +203,9 @@ class ExportMetadata:
             {
                 _DEVICE[name]: value
                 for name, value in zip(known, row, strict=True)
-                if _is_property(name, value)
+                if (
+                    isinstance(value, str) if name == "name" else type(value) is int and 0 <= value < LIMIT_NS
+                )
             }
             for row in rows
         )
@@ -218,13 +214,11 @@ class ExportMetadata:
         """(Base time to add to all times, ns; ``TraceMeta.clock``)."""
         if earliest_ns >= _NORMALISED_FROM_NS:
             return 0, "epoch"
-        began = next(
-            iter(self._database.first_rows("TARGET_INFO_SESSION_START_TIME", "utcEpochNs", most=1)), (None,)
-        )[0]
-        if not isinstance(began, int):
+        began = self._database.first_rows("TARGET_INFO_SESSION_START_TIME", "utcEpochNs", most=1)
+        if not began or not isinstance(began[0][0], int):
             return 0, "relative"
-        begins = next(iter(self._database.first_rows("ANALYSIS_DETAILS", "startTime", most=1)), (0,))[0]
-        base_ns = began - (begins if isinstance(begins, int) else 0)
+        begins = self._database.first_rows("ANALYSIS_DETAILS", "startTime", most=1)
+        base_ns = began[0][0] - (begins[0][0] if begins and isinstance(begins[0][0], int) else 0)
         return (base_ns, "epoch") if 0 <= base_ns < LIMIT_NS else (0, "relative")
 
     def rank_identity(
@@ -243,8 +237,7 @@ class ExportMetadata:
             return node * count + number, "distributedInfo", world
         if count > 1:  # the file's name is not that of one rank
             return None, "distributedInfo", world
-        named = rank_of_name(path)
-        return named, "" if named is None else "file name", world
+        return *rank_and_source(path, None), world
 
     def _world(self, count: int) -> int | None:
         """World size from torchrun's command line, if all hosts have as many ranks as this one; None if unknown."""
@@ -282,7 +275,3 @@ def _number(text: str | None) -> int | None:
 
 def _texts(rows: Sequence[tuple[Any, ...]]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in rows if isinstance(name, str) and isinstance(value, str)]
-
-
-def _is_property(name: str, value: object) -> bool:
-    return isinstance(value, str) if name == "name" else type(value) is int and 0 <= value < LIMIT_NS

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor.trace import classify
-from ddpdoctor.trace.columns import Collectives, IntColumn, RankTrace
+from ddpdoctor.trace.columns import CUDA_CALLS, Collectives, IntColumn, Interner, RankTrace
 
 from .build import NvtxRange
 from .database import COMMUNICATOR, MESSAGE_BYTES, RANKS, Fields
@@ -36,7 +36,6 @@ _PART_PER_RANK = ("allgather", "reducescatter")
 """NCCL's message size of these is one rank's part; PyTorch's is the whole."""
 _DTYPE = "byte"
 """Element type of the sizes, which are in bytes."""
-_CALLS = ("cuda_runtime", "cuda_driver")
 
 
 class _LaunchRange(msgspec.Struct, frozen=True):
@@ -58,15 +57,8 @@ def with_collectives(
     those created during the recording; ``lane_of`` is the lane of each thread."""
     sizes = {one[COMMUNICATOR]: one[RANKS] for one in communicators if COMMUNICATOR in one and RANKS in one}
     table: dict[str, list[int]] = defaultdict(list)
-    names = list(trace.names)
-    number = {name: i for i, name in enumerate(names)}
-
-    def named(text: str) -> int:
-        if text not in number:
-            number[text] = len(names)
-            names.append(text)
-        return number[text]
-
+    names = Interner()
+    names.ids(trace.names)
     for kernel, call in sorted(_match_kernels(trace, calls, lane_of, base_ns)):
         payload, operation = calls[call].payload, _OPERATIONS[calls[call].name]
         if not payload:
@@ -74,12 +66,12 @@ def with_collectives(
         group = payload.get(COMMUNICATOR)
         elements = _bytes(operation, payload, sizes)
         table["event"].append(kernel)
-        table["operation"].append(named(operation))
-        table["group"].append(named(f"{group:#x}") if group is not None else -1)
+        table["operation"].append(names[operation])
+        table["group"].append(names[f"{group:#x}"] if group is not None else -1)
         table["group_size"].append(sizes.get(group, -1) if group is not None else -1)
         table["in_elements"].append(elements)
-        table["dtype"].append(named(_DTYPE) if elements >= 0 else -1)
-    return replace(trace, names=names, collectives=Collectives.of(table))
+        table["dtype"].append(names[_DTYPE] if elements >= 0 else -1)
+    return replace(trace, names=list(names), collectives=Collectives.of(table))
 
 
 def _bytes(operation: str, payload: Fields, sizes: Mapping[int, int]) -> int:
@@ -125,7 +117,7 @@ def _launches(trace: RankTrace) -> dict[int, list[tuple[int, int]]]:
     kernels = np.flatnonzero(
         trace.category_mask("kernel") & trace.name_mask(classify.is_communication_kernel)
     )
-    rows = np.flatnonzero(trace.category_mask(*_CALLS) & (trace.correlation >= 0))
+    rows = np.flatnonzero(trace.category_mask(*CUDA_CALLS) & (trace.correlation >= 0))
     by_number: dict[int, int] = dict(zip(trace.correlation[rows].tolist(), rows.tolist(), strict=True))
     matches: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for kernel, number in zip(kernels.tolist(), trace.correlation[kernels].tolist(), strict=True):

@@ -1,7 +1,8 @@
 """Reads and writes a ``.columns`` file: one rank's columns, as the cache and ``ddpdoctor digest`` store them.
 
 A ZIP archive (each member has a checksum) of ``head.json`` and two Parquet tables, ``events.parquet`` and
-``collectives.parquet``, whose columns are those of :class:`RankTrace` and :class:`Collectives`.
+``collectives.parquet``, whose columns are those of :class:`RankTrace` and :class:`Collectives`. It is checked column by column when it is
+read, because it may come from an untrusted source.
 """
 
 from __future__ import annotations
@@ -18,14 +19,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.columns import LIMIT_NS, MAX_DURATION_NS, Collectives, RankTrace, TraceMeta, column_types
 from ddpdoctor.trace.sources import MAX_RANKS, host_of_name, rank_of_name
 
-from .table import Collectives, RankTrace, TraceMeta
-
-LIMIT_NS = 2**62
-"""Largest distance of a time from its origin, which may be 1970 (2**62 ns: the year 2116). The sum of two still fits 64 bits."""
-MAX_DURATION_NS = 2**60
-"""Longest duration of an event: 36 years."""
 _ABSENT = -1
 """Value of an id or number that the trace does not have, see :mod:`.table`."""
 _RANK_SOURCES = ("distributedInfo", "file name", "run directory", "")
@@ -44,7 +40,12 @@ class InvalidTraceError(ValueError):
 
 def check_trace(trace: RankTrace) -> None:
     """Raises :class:`InvalidTraceError` if ``trace`` has values that no profiler and no reader produces."""
-    _check_times(trace)
+    if not trace.size:
+        raise InvalidTraceError("it holds no event")
+    _check_range("start_ns", trace.start_ns, -LIMIT_NS, LIMIT_NS, trace.size)
+    _check_range("duration_ns", trace.duration_ns, 0, MAX_DURATION_NS, trace.size)
+    if (np.diff(trace.start_ns) < 0).any():
+        raise InvalidTraceError("its events are not in the order of their times")
     names, collectives = len(trace.names), trace.collectives
     for column, least, count in (
         ("name", 0, names),
@@ -62,15 +63,6 @@ def check_trace(trace: RankTrace) -> None:
     for column in ("group_size", "sequence", "in_elements", "out_elements"):
         _check_range(column, getattr(collectives, column), _ABSENT, None, rows)
     _check_meta(trace.meta)
-
-
-def _check_times(trace: RankTrace) -> None:
-    if not trace.size:
-        raise InvalidTraceError("it holds no event")
-    _check_range("start_ns", trace.start_ns, -LIMIT_NS, LIMIT_NS, trace.size)
-    _check_range("duration_ns", trace.duration_ns, 0, MAX_DURATION_NS, trace.size)
-    if (np.diff(trace.start_ns) < 0).any():
-        raise InvalidTraceError("its events are not in the order of their times")
 
 
 def _check_range(column: str, values: NDArray[Any], least: int, most: int | None, rows: int) -> None:
@@ -101,11 +93,6 @@ SCHEMA = "ddpdoctor.columns/3"
 """Incremented if the same trace gives different columns, or the same columns a different file."""
 SUFFIX = ".columns"
 
-_EVENT_COLUMNS = (
-    *("name", "category", "lane", "start_ns", "duration_ns", "stream", "device"),
-    *("correlation", "external_id", "bytes", "shapes"),
-)
-_COLLECTIVE_COLUMNS = Collectives.__struct_fields__
 _DECODE_ERRORS = (
     *(KeyError, ValueError, NotImplementedError, RuntimeError, TypeError, EOFError),
     *(msgspec.MsgspecError, RecursionError, zlib.error, struct.error),
@@ -135,10 +122,8 @@ def write_archive(target: BinaryIO, trace: RankTrace) -> None:
         packed = zipfile.ZipInfo("head.json")
         packed.compress_type = zipfile.ZIP_DEFLATED
         archive.writestr(packed, msgspec.json.encode(head), compresslevel=1)
-        archive.writestr(zipfile.ZipInfo("events.parquet"), _parquet(trace, _EVENT_COLUMNS))
-        archive.writestr(
-            zipfile.ZipInfo("collectives.parquet"), _parquet(trace.collectives, _COLLECTIVE_COLUMNS)
-        )
+        archive.writestr(zipfile.ZipInfo("events.parquet"), _parquet(trace))
+        archive.writestr(zipfile.ZipInfo("collectives.parquet"), _parquet(trace.collectives))
 
 
 def read_archive(source: BinaryIO, path: str) -> RankTrace:
@@ -156,8 +141,8 @@ def read_archive(source: BinaryIO, path: str) -> RankTrace:
                     "digest the trace again with this version."
                 )
             head = msgspec.json.decode(data, type=_Head)
-            events = _arrays(_member(archive, "events.parquet"), RankTrace, _EVENT_COLUMNS)
-            collectives = _arrays(_member(archive, "collectives.parquet"), Collectives, _COLLECTIVE_COLUMNS)
+            events = _arrays(_member(archive, "events.parquet"), RankTrace)
+            collectives = _arrays(_member(archive, "collectives.parquet"), Collectives)
         trace = RankTrace(
             meta=head.meta,
             names=head.names,
@@ -174,12 +159,11 @@ def read_archive(source: BinaryIO, path: str) -> RankTrace:
         ) from error
 
 
-def _parquet(table: object, columns: tuple[str, ...]) -> bytes:
+def _parquet(table: object) -> bytes:
     import polars
 
-    target = io.BytesIO()
-    types = _types(type(table), columns)
-    frame = polars.DataFrame({column: np.asarray(getattr(table, column)) for column in columns}, schema=types)
+    target, types = io.BytesIO(), _types(type(table))
+    frame = polars.DataFrame({column: np.asarray(getattr(table, column)) for column in types}, schema=types)
     frame.write_parquet(target, compression="zstd", compression_level=1, statistics=False)
     return target.getvalue()
 
@@ -192,22 +176,20 @@ def _member(archive: zipfile.ZipFile, name: str, free_bytes: int = 0, growth: in
     return archive.read(info)
 
 
-def _types(table: type, columns: tuple[str, ...]) -> dict[str, Any]:
+def _types(table: type) -> dict[str, Any]:
     """Polars type of each column in a file, as ``table`` declares it; a column in memory may be narrower."""
     import polars
 
-    return {
-        column: polars.Int32 if table.__annotations__[column] == "IdColumn" else polars.Int64
-        for column in columns
-    }
+    types = {np.int32: polars.Int32, np.int64: polars.Int64}
+    return {column: types[type_] for column, type_ in column_types(table).items()}
 
 
-def _arrays(parquet: bytes, table: type, columns: tuple[str, ...]) -> dict[str, Any]:
+def _arrays(parquet: bytes, table: type) -> dict[str, Any]:
     """Reads the columns of ``table`` from Parquet. Raises ValueError if columns, types or values are not exactly as expected."""
     import polars
 
     try:
-        if dict(polars.read_parquet_schema(io.BytesIO(parquet))) != _types(table, columns):
+        if dict(polars.read_parquet_schema(io.BytesIO(parquet))) != _types(table):
             raise ValueError("other columns")
         rows = polars.scan_parquet(io.BytesIO(parquet)).select(polars.len()).collect().item()
         if rows > _FREE_ROWS + len(parquet):
@@ -217,7 +199,20 @@ def _arrays(parquet: bytes, table: type, columns: tuple[str, ...]) -> dict[str, 
         raise ValueError(str(error)) from error
     if any(frame.null_count().row(0)):
         raise ValueError("values are missing")
-    return {column: np.array(frame[column].to_numpy()) for column in columns}
+    return {column: np.array(frame[column].to_numpy()) for column in frame.columns}
+
+
+def rank_and_source(path: str, given: int | None, stated: int | None = None) -> tuple[int | None, str]:
+    """(the rank of the file at ``path``; its source as in :attr:`.TraceMeta.rank_from`): the ``given`` one, else the one ``stated`` in the
+    file, else that of its name."""
+    for rank, source in (
+        (given, "run directory"),
+        (stated, "distributedInfo"),
+        (rank_of_name(path), "file name"),
+    ):
+        if rank is not None:
+            return rank, source
+    return None, ""
 
 
 def relocated(meta: TraceMeta, path: str, rank: int | None) -> TraceMeta:
@@ -227,11 +222,8 @@ def relocated(meta: TraceMeta, path: str, rank: int | None) -> TraceMeta:
     file, which keeps those of the original trace.
     """
     number, origin, host = meta.rank, meta.rank_from, meta.host
-    if rank is not None:
-        number, origin = rank, "run directory"
-    elif not is_archive(path) and origin != "distributedInfo":
-        number = rank_of_name(path)
-        origin = "" if number is None else "file name"
+    if rank is not None or not (is_archive(path) or origin == "distributedInfo"):
+        number, origin = rank_and_source(path, rank)
     if not is_archive(path) and host == host_of_name(meta.source):
         host = host_of_name(path)
     notes = tuple(

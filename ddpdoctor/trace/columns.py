@@ -1,11 +1,13 @@
 """One rank's profiler events as columns (:class:`RankTrace`): the result of every reader and the input of ``measure``.
 
 Rows are events with start and duration (0 for instants), sorted by (``start_ns``, ``-duration_ns``), so a parent comes
-before its children. Names are interned. Absent values are -1 in id columns, never 0.
+before its children. Names are interned; ``measure`` selects events by masks over names and categories. Absent values are -1 in id
+columns, never 0.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import CodeType, FunctionType
@@ -23,9 +25,7 @@ CUDA_CALLS = ("cuda_runtime", "cuda_driver")
 RUNTIME_CALLS = (*CUDA_CALLS, "xpu_runtime")
 """The same on every kind of device."""
 KNOWN_NAMES = 1 << 16
-"""Names per predicate whose result is memoized; the ranks of a job share nearly all their names."""
-_MAX_PREDICATES = 1 << 10
-"""Predicates that are memoized; an analysis uses some dozens. Beyond either limit, results are computed again."""
+"""Names per predicate whose result is memoized, beyond which it is computed again; the ranks of a job share nearly all their names."""
 _FEW_IDS = 6
 """Ids up to which each is compared with all events."""
 
@@ -53,18 +53,14 @@ def memoized(predicate: Predicate) -> Predicate:
     A lambda is a new object each time its line runs, so functions are identified by their code object. A function with a
     closure or defaults is returned unchanged.
     """
-    if not isinstance(predicate, FunctionType) or _has_state(predicate):
+    if not isinstance(predicate, FunctionType):
+        return predicate
+    if predicate.__closure__ or predicate.__defaults__ or predicate.__kwdefaults__:
         return predicate
     known = _MEMOIZED.get(predicate.__code__)
     if known is None:
-        if len(_MEMOIZED) >= _MAX_PREDICATES:
-            return predicate
         known = _MEMOIZED[predicate.__code__] = _MemoizedPredicate(predicate)
     return known.__getitem__
-
-
-def _has_state(function: FunctionType) -> bool:
-    return bool(function.__closure__ or function.__defaults__ or function.__kwdefaults__)
 
 
 class InternPool:
@@ -81,14 +77,9 @@ class InternPool:
         """``trace`` with equal names and descriptions replaced by shared ones. Changes its list of names in place."""
         known = self._names
         trace.names[:] = [known.setdefault(name, name) for name in trace.names]
-        return replace(trace, meta=self._meta(trace.meta))
-
-    def _meta(self, meta: TraceMeta) -> TraceMeta:
-        groups, devices = (
-            self._intern_descriptions(meta.process_groups),
-            self._intern_descriptions(meta.devices),
-        )
-        return replace(meta, process_groups=groups, devices=devices)
+        groups = self._intern_descriptions(trace.meta.process_groups)
+        devices = self._intern_descriptions(trace.meta.devices)
+        return replace(trace, meta=replace(trace.meta, process_groups=groups, devices=devices))
 
     def _intern_descriptions(self, described: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
         if not described:
@@ -98,6 +89,17 @@ class InternPool:
 
 IntColumn = NDArray[np.int64]
 IdColumn = NDArray[np.int32]
+
+LIMIT_NS = 2**62
+"""Largest distance of a time from its origin, which may be 1970 (2**62 ns: the year 2116). The sum of two still fits 64 bits."""
+MAX_DURATION_NS = 2**60
+"""Longest duration of an event: 36 years."""
+
+
+def column_types(table: type) -> dict[str, type[np.signedinteger[Any]]]:
+    """Column of :class:`Collectives` or :class:`RankTrace` → type of its values, in order."""
+    types: dict[str, type[np.signedinteger[Any]]] = {"IdColumn": np.int32, "IntColumn": np.int64}
+    return {name: types[kind] for name, kind in table.__annotations__.items() if kind in types}
 
 
 class Collectives(msgspec.Struct, frozen=True):
@@ -126,8 +128,7 @@ class Collectives(msgspec.Struct, frozen=True):
         """Collectives with these columns: -1 where a column is absent or a number does not fit. {} for a trace without such metadata."""
         count = len(rows.get("event", ()))
         columns: dict[str, Any] = {}
-        for name, kind in cls.__annotations__.items():
-            type_ = np.int32 if kind == "IdColumn" else np.int64
+        for name, type_ in column_types(cls).items():
             values = np.array(rows.get(name, [-1] * count), np.int64)
             columns[name] = np.where(values > np.iinfo(type_).max, -1, values).astype(type_)
         return cls(**columns)
@@ -207,16 +208,13 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
 
     def among(self, kept: NDArray[np.bool_]) -> RankTrace:
         """The same with only the ``kept`` [events]."""
-        columns = [
-            name for name, kind in RankTrace.__annotations__.items() if kind in ("IdColumn", "IntColumn")
-        ]
         table = self.collectives
         rows = np.cumsum(kept) - 1
         own = kept[table.event]
         described: dict[str, Any] = {name: getattr(table, name)[own] for name in table.__struct_fields__}
         described["event"] = rows[described["event"]].astype(np.int32)
         _, lane = np.unique(self.lane[kept], return_inverse=True)
-        taken: dict[str, Any] = {name: getattr(self, name)[kept] for name in columns}
+        taken: dict[str, Any] = {name: getattr(self, name)[kept] for name in column_types(RankTrace)}
         taken["lane"] = lane.astype(np.int32)
         return replace(self, **taken, collectives=Collectives(**described))
 
@@ -260,3 +258,61 @@ def sorted_order(start: IntColumn, duration: IntColumn) -> NDArray[np.int64]:
         rows = order[at]
         order[at] = rows[np.lexsort((rows, -duration[rows], start[rows]))]
     return order
+
+
+class Interner(defaultdict[Any, int]):
+    """Gives each new key the next number; a lookup runs in C."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.default_factory = self.__len__
+
+    def ids(self, keys: list[Any]) -> IdColumn:
+        """[keys] the number of each key. Raises TypeError if one is a list or a dict."""
+        return np.fromiter(map(self.__getitem__, keys), np.int32, len(keys))
+
+
+class ColumnParts:
+    """Event columns that a reader appends batch by batch; peak memory is that of the columns, one more column, and one batch."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
+
+    def append(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Appends rows, in every call with the same columns."""
+        for name, part in columns.items():
+            self._parts[name].append(part)
+        self.rows += len(columns["start_ns"])
+
+    def earliest_ns(self) -> int | None:
+        """Earliest start, ns; None without rows."""
+        return min((int(part.min()) for part in self._parts["start_ns"] if part.size), default=None)
+
+    def keep_times_within(self, base_ns: int) -> NDArray[np.bool_] | None:
+        """Drops rows whose start plus ``base_ns`` is outside ±:data:`LIMIT_NS`; the mask [rows before] of the others, None if it is all."""
+        parts, least_ns, most_ns = self._parts["start_ns"], -LIMIT_NS - base_ns, LIMIT_NS - base_ns
+        if all(least_ns < part.min() and part.max() < most_ns for part in parts if part.size):
+            return None
+        start = np.concatenate(parts)
+        kept: NDArray[np.bool_] = (start > least_ns) & (start < most_ns)
+        for name, all_parts in self._parts.items():
+            self._parts[name] = [np.concatenate(all_parts)[kept]]
+        self.rows = int(kept.sum())
+        return kept
+
+    def sorted(self, base_ns: int) -> tuple[dict[str, Any], NDArray[np.int64]]:
+        """(all columns, rows by (start, -duration) and ``base_ns`` added to the starts, -1 in columns that were never appended; the order
+        of the rows). Empties this."""
+        types = column_types(RankTrace)
+        start, duration = self._joined("start_ns") + base_ns, self._joined("duration_ns")
+        order = sorted_order(start, duration)
+        columns: dict[str, Any] = {"start_ns": start[order], "duration_ns": duration[order]}
+        del start, duration
+        for name in types.keys() - columns.keys():
+            is_there = name in self._parts
+            columns[name] = self._joined(name)[order] if is_there else np.full(order.size, -1, types[name])
+        return columns, order
+
+    def _joined(self, name: str) -> NDArray[Any]:
+        return np.concatenate(self._parts.pop(name))

@@ -1,4 +1,4 @@
-"""The kinds of unsupported files, how they are recognised, and the message for each."""
+"""Recordings of other programs that ddpdoctor cannot read: recognised by name or first bytes and rejected with advice."""
 
 from __future__ import annotations
 

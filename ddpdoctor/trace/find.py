@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -43,14 +43,19 @@ def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = N
         if inside == [path]:
             files.update(dict.fromkeys(parts_of(Candidate(path))))
             continue
-        for file, parts in zip(inside, _traces_in(inside, at_once=is_url(path)), strict=True):
+        found: Iterator[Sequence[str]] = map(_traces_of, inside)
+        if is_url(path):
+            from concurrent.futures import ThreadPoolExecutor
+
+            with ThreadPoolExecutor(_PARALLEL_REQUESTS) as heads:
+                found = heads.map(_traces_of, inside)
+        for file, parts in zip(inside, found, strict=True):
             files.update(dict.fromkeys(parts))
             if not parts and file.endswith((".json", ".json.gz", ".json.zst")):
                 ignored.append(file)
     if not files:
-        such_as = (
-            f"; {len(ignored)} JSON file(s) hold no profiler events: {_named(ignored)}" if ignored else ""
-        )
+        without_events = f"{len(ignored)} JSON file(s) hold no profiler events"
+        such_as = f"; {without_events}: {_named(ignored)}" if ignored else ""
         nothing = (
             f"No profiler trace in {', '.join(paths) or 'an empty list of paths'}: "
             "expected torch.profiler's .json, .json.gz or .json.zst files, .sqlite files that Nsight Systems exported, or, to "
@@ -64,17 +69,8 @@ def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = N
     return TraceSet(tuple(files), tuple(notes))
 
 
-def _traces_in(files: Sequence[str], at_once: bool) -> list[Sequence[str]]:
-    """[files] paths to read for each file; none for a file that is no trace."""
-    if not at_once:
-        return list(map(_traces_of, files))
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(_PARALLEL_REQUESTS) as heads:
-        return list(heads.map(_traces_of, files))
-
-
 def _traces_of(file: str) -> Sequence[str]:
+    """Paths to read for a file; none if it is no trace."""
     candidate = Candidate(file)
     return parts_of(candidate) if is_trace(candidate) else ()
 

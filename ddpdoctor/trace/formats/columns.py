@@ -1,6 +1,6 @@
 """The ``.columns`` files that ``ddpdoctor digest`` writes, recognised by their suffix.
 
-The content is checked (:func:`ddpdoctor.trace.columns.read_archive`). Rank and host are those of the original trace, not
+The content is checked (:func:`ddpdoctor.trace.archive.read_archive`). Rank and host are those of the original trace, not
 derived from the path of the copy.
 """
 
@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import reason_of
-from ddpdoctor.trace.columns import RankTrace, is_archive, read_archive, relocated
+from ddpdoctor.trace.archive import is_archive, read_archive, relocated
+from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.formats import Candidate
 from ddpdoctor.trace.sources import open_source
 

@@ -7,20 +7,22 @@ Collectives then come from the window, as a host's log shows when they were issu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from posixpath import basename
 
 import msgspec
 import numpy as np
 import polars as pl
 
 from ddpdoctor.measure.align import Matched, align_and_match, align_logs, exclude_suspended
+from ddpdoctor.measure.metrics import readings
 from ddpdoctor.measure.numerics import Intervals, Ints
+from ddpdoctor.measure.sourcelines import Kind, Samples, samples_of
 from ddpdoctor.measure.steplog import MatchedSync, RankLog, SyncPoint, match_syncs
 from ddpdoctor.measure.taxonomy import DEVICE_COMPUTATION, NO_WORK
 from ddpdoctor.measure.telemetry import HostTelemetry
-from ddpdoctor.measure.window import UNKNOWN_STEP, Window, arrivals, step_of
-
-from .details import counters, details
+from ddpdoctor.measure.window import UNKNOWN_STEP, Window, arrivals, main_lane, step_of
+from ddpdoctor.trace import RankTrace, classify
 
 LOG, TRACE = "step-log", "trace"
 
@@ -93,7 +95,11 @@ def recorded_tables(
     drawn, matched = align_and_match(windows if shown else [])
     if matched.refused:
         notes.append(f"Collectives could not be matched across ranks: {matched.refused}.")
-    steps = [row for log in logs for row in _log_steps(log)]
+    steps = [
+        (log.rank, LOG, step.number, step.start_ns, step.end_ns, ",".join(step.marks))
+        for log in logs
+        for step in log.steps
+    ]
     events = [row for log in logs for row in _log_events(log)]
     for window in drawn:
         events += _window_events(window)
@@ -114,10 +120,6 @@ def recorded_tables(
         {w.rank: w.host for w in windows if w.host} | {log.rank: log.host for log in logs if log.host},
         notes,
     )
-
-
-def _log_steps(log: RankLog) -> list[tuple[object, ...]]:
-    return [(log.rank, LOG, s.number, s.start_ns, s.end_ns, ",".join(s.marks)) for s in log.steps]
 
 
 def _log_events(log: RankLog) -> list[tuple[object, ...]]:
@@ -206,3 +208,132 @@ def _times(arrival: int, last: int | None, end: int) -> tuple[int | None, ...]:
         return arrival, None, end, None, None
     release = min(max(last, arrival), end)
     return arrival, last, end, release - arrival, end - release
+
+
+class Tuning(msgspec.Struct, frozen=True):
+    """How many details are kept."""
+
+    most_rows: int = 150_000
+    """Of all ranks together: Perfetto opens a file of twice as many slices within seconds."""
+    fewest_rows: int = 500
+    """Of each rank, however many ranks there are."""
+    nested: int = 3
+    """Levels of nested operators: deeper ones are the launches of the outer ones."""
+    most_letters: int = 120
+    """Most characters of a name: kernel templates take thousands."""
+    usual_gap: float = 3.0
+    """Multiple of the usual distance of two samples beyond which the sampler was paused, and nothing is known."""
+    most_readings: int = 2_000
+    """Most readings of one counter."""
+
+
+TUNING = Tuning()
+
+DETAILS = {
+    "rank": pl.Int32,
+    "track": pl.String,
+    "name": pl.String,
+    "start_ns": pl.Int64,
+    "duration_ns": pl.Int64,
+}
+"""One row for each of them. ``track``: annotations, operators (of the training thread; of others with their number), stream N (what
+a device did there, by the names of its kernels) or sampled lines (of the training thread, from stack samples)."""
+
+COUNTERS = {
+    "source": pl.String,
+    "field": pl.String,
+    "unit": pl.String,
+    "time_ns": pl.Int64,
+    "value": pl.Float64,
+}
+"""One row for each reading of a host or one of its GPUs."""
+
+
+def details(logs: Sequence[RankLog], windows: Sequence[Window]) -> pl.DataFrame:
+    """Details of recordings on one clock, schema :data:`DETAILS`."""
+    ranks = len({log.rank for log in logs} | {window.rank for window in windows})
+    most = max(TUNING.most_rows // max(ranks, 1), TUNING.fewest_rows)
+    tables = [*(pl.concat([*_of_window(window)]) for window in windows), *_sampled(samples_of(logs))]
+    longest = [table if len(table) <= most else table.top_k(most, by="duration_ns") for table in tables]
+    return pl.concat([pl.DataFrame(schema=DETAILS), *longest]).sort("rank", "track", "start_ns")
+
+
+def counters(telemetry: Mapping[str, HostTelemetry]) -> pl.DataFrame:
+    """Counters of all hosts, each on its own clock, schema :data:`COUNTERS`."""
+    rows: list[tuple[object, ...]] = []
+    for _, source, field, unit, times, values in readings(telemetry):
+        stride = -(-len(values) // TUNING.most_readings) or 1
+        known = ~np.isnan(values[::stride])
+        thinned = zip(times[::stride][known].tolist(), values[::stride][known].tolist(), strict=True)
+        rows += [(source, field, unit, time, value) for time, value in thinned]
+    return pl.DataFrame(rows, schema=COUNTERS, orient="row")
+
+
+def _of_window(window: Window) -> Iterator[pl.DataFrame]:
+    trace = window.trace
+    yield pl.DataFrame(schema=DETAILS)
+    marks = trace.name_mask(lambda name: classify.step_number(name) is not None)
+    yield _slices(window, "annotations", np.flatnonzero(trace.category_mask("user_annotation") & ~marks))
+    operators = trace.category_mask("cpu_op") & ~marks
+    training = main_lane(trace)
+    for number, lane in enumerate(
+        sorted(np.unique(trace.lane[operators]).tolist(), key=lambda lane: lane != training)
+    ):
+        label = "operators" if lane == training else f"operators, thread {number + 1}"
+        yield _slices(window, label, _outer(trace, np.flatnonzero(operators & (trace.lane == lane))))
+    work = classify.device_work(trace)
+    for stream in np.unique(trace.stream[work]).tolist():
+        label = "device" if stream < 0 else f"stream {stream}"
+        yield _slices(window, label, np.flatnonzero(work & (trace.stream == stream)))
+
+
+def _slices(window: Window, track: str, rows: Ints) -> pl.DataFrame:
+    trace = window.trace
+    names = [trace.names[name][: TUNING.most_letters] for name in trace.name[rows].tolist()]
+    start = trace.start_ns[rows] + window.shifted_ns
+    return _table(window.rank, track, names, start, trace.duration_ns[rows])
+
+
+def _table(rank: int, track: str, names: list[str], start: Ints, duration: Ints) -> pl.DataFrame:
+    """A table of slices, without those of zero length."""
+    tracks = np.full(len(names), rank, np.int32), [track] * len(names)
+    columns = dict(zip(DETAILS, (*tracks, names, start, duration), strict=True))
+    return pl.DataFrame(columns, schema=DETAILS).filter(pl.col("duration_ns") > 0)
+
+
+def _outer(trace: RankTrace, rows: Ints) -> Ints:
+    """Those of ``rows``, of one thread and in order, nested in fewer than ``TUNING.nested`` others."""
+    open_until: list[int] = []
+    kept = []
+    ends = trace.end_ns[rows].tolist()
+    for row, start, end in zip(rows.tolist(), trace.start_ns[rows].tolist(), ends, strict=True):
+        while open_until and open_until[-1] <= start:
+            open_until.pop()
+        if len(open_until) < TUNING.nested:
+            kept.append(row)
+        open_until.append(end)
+    return np.array(kept, np.int64)
+
+
+def _sampled(samples: Samples) -> Iterator[pl.DataFrame]:
+    """One table per rank: consecutive samples of one line of the script are one row, up to the next sample of another line."""
+    shown = [stack.lines[0] for stack in samples.stacks]
+    names, name = np.unique(
+        [f"{basename(line.file)}:{line.line} {line.function}" for line in shown], return_inverse=True
+    )
+    before = name.copy()
+    before[samples.gil_owners.follower] = name[samples.gil_owners.owner]  # the likeliest is the last
+    for of_rank in samples.ranks:
+        at = np.flatnonzero((of_rank.stack >= 0) & (of_rank.kind != Kind.BURST))
+        if len(at) < 2:
+            continue
+        stack, follows = of_rank.stack[at], of_rank.kind[at] == Kind.FOLLOWING
+        times, lines = of_rank.time_ns[at], np.where(follows, before[stack], name[stack])
+        apart = np.diff(times)
+        known = apart <= TUNING.usual_gap * float(np.median(apart))
+        begins = np.flatnonzero(np.append(True, (np.diff(lines) != 0) | ~known))
+        last = np.append(begins[1:], len(at)) - 1
+        # Until the next sample, where the sampler was not paused.
+        until = np.where(np.append(known, False)[last], times[np.minimum(last + 1, len(at) - 1)], times[last])
+        said, start = names[lines[begins]].tolist(), times[begins]
+        yield _table(of_rank.log.rank, "sampled lines", said, start, until - start)
