@@ -17,7 +17,7 @@ import ddpdoctor
 from ddpdoctor.bundle.commandline import Option
 from ddpdoctor.bundle.recording import BUILD_FILE
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.rundir import RUN_SCHEMA, is_run_directory
+from ddpdoctor.rundir.layout import RUN_SCHEMA, is_run_directory
 from ddpdoctor.written import BUNDLE, WrittenFolder, is_stdout, write_file
 
 _PACKAGE = Path(ddpdoctor.__file__).parent

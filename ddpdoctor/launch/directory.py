@@ -20,24 +20,27 @@ import psutil
 import ddpdoctor
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.rundir import (
+from ddpdoctor.rundir.files import read_json, write_json
+from ddpdoctor.rundir.layout import (
     MANIFEST_FILE,
     RUN_SCHEMA,
-    UntrustedFileError,
-    boot_id,
-    encoded,
     host_directory,
     is_run_directory,
-    make_private_folder,
     new_run_id,
-    pid_namespace,
-    read_json,
     refuse_other_run,
     run_id,
-    write_json,
 )
-from ddpdoctor.rundir.liveness import is_running
-from ddpdoctor.rundir.owned import folder, is_own, is_own_folder, replace_file, resolve_own_links
+from ddpdoctor.rundir.liveness import boot_id, is_running, pid_namespace
+from ddpdoctor.rundir.owned import (
+    UntrustedFileError,
+    encoded,
+    folder,
+    is_own,
+    is_own_folder,
+    make_private_folder,
+    replace_file,
+    resolve_own_links,
+)
 from ddpdoctor.rundir.privacy import mask_command, mask_text, recorded_environment
 
 _TASK_VARIABLES = (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpdoctor.launch.rankwatch import Activity, WatchedRank
-from ddpdoctor.rundir import LONG_PHASES, Phase
+from ddpdoctor.rundir.stops import LONG_PHASES, Phase
 
 
 @dataclass(frozen=True)

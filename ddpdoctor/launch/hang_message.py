@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ddpdoctor.launch.hang_detection import HangCandidate
 from ddpdoctor.launch.rankwatch import Activity, WatchedRank
-from ddpdoctor.rundir import phase_words
-from ddpdoctor.rundir.fault_text import innermost_line
+from ddpdoctor.rundir.ends import innermost_line
+from ddpdoctor.rundir.stops import phase_words
 
 _MOST_NAMED = 3
 """Ranks listed one by one; the report has all."""

@@ -28,23 +28,12 @@ from ddpdoctor.launch.procfs import process_document
 from ddpdoctor.launch.rankwatch import Activity, HostWatchedRanks, WatchedRank
 from ddpdoctor.launch.unjoined import Door, UnjoinedRank
 from ddpdoctor.readable import is_readable
-from ddpdoctor.rundir import (
-    ASKED_FILE,
-    ENDS_FILE,
-    ENDS_SCHEMA,
-    HANG_MONITOR,
-    STALL_FILE,
-    STALL_SCHEMA,
-    STANDING_FILE,
-    HostLock,
-    Standstill,
-    ask,
-    boot_id,
-    host_document,
-    keep_host_document,
-    new_request,
-    read_json,
-)
+from ddpdoctor.rundir.files import read_json
+from ddpdoctor.rundir.host_files import HANG_MONITOR, HostLock, host_document, keep_host_document
+from ddpdoctor.rundir.layout import ASKED_FILE, ENDS_FILE, STALL_FILE, STANDING_FILE
+from ddpdoctor.rundir.liveness import boot_id
+from ddpdoctor.rundir.requests import ask, new_request
+from ddpdoctor.rundir.stops import ENDS_SCHEMA, STALL_SCHEMA, Standstill
 
 PERIOD_S = 1.0
 """Between two polls: each costs 0.2 ms per rank."""

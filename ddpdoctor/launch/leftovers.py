@@ -9,32 +9,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.rundir import (
+from ddpdoctor.rundir.draining import PATIENCE_S, Waiting, discard, drain, unsaved_sentence, waiting_in
+from ddpdoctor.rundir.files import read_json
+from ddpdoctor.rundir.host_files import copy_host_documents, remove_root
+from ddpdoctor.rundir.layout import (
     MANIFEST_FILE,
-    PATIENCE_S,
     RANK_FILE,
     OtherRunError,
-    State,
-    Waiting,
-    copy_host_documents,
-    discard,
-    drain,
-    is_over,
-    last_change_s,
-    own_roots_prefix,
-    private_folder,
-    read_json,
-    remove_root,
-    roots_of,
+    parse_spool_name,
     run_of,
-    spools_in,
     target_of,
-    unsaved_sentence,
-    waiting_in,
-    writer_of,
 )
-from ddpdoctor.rundir.layout import parse_spool_name
-from ddpdoctor.rundir.liveness import is_running
+from ddpdoctor.rundir.liveness import State, is_over, is_running, last_change_s, writer_of
+from ddpdoctor.rundir.owned import private_folder
+from ddpdoctor.rundir.spool import own_roots_prefix, roots_of, spools_in
 
 _SAVING_S = 2.0
 _STALE_S = 24 * 3600.0

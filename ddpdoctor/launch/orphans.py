@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from ddpdoctor.launch import procfs
 from ddpdoctor.launch.leftovers import ranks_of_spools
+from ddpdoctor.rundir.host_files import unjoined_files
 from ddpdoctor.rundir.liveness import started
-from ddpdoctor.rundir.unjoined import unjoined_files
 
 GRACE_S = 45.0
 """From SIGTERM to SIGKILL: more than torchrun gives its ranks (30 s)."""

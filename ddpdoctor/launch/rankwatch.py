@@ -17,22 +17,13 @@ from typing import Any, ClassVar
 
 from ddpdoctor.launch import procfs
 from ddpdoctor.launch.usage import Meter
-from ddpdoctor.rundir import (
-    FAULTS_FILE,
-    OWN_PHASES,
-    PROGRESS_FILE,
-    WAITING_PHASES,
-    Beat,
-    HeartbeatReader,
-    Phase,
-    read_bounded,
-    read_json,
-    spools_in,
-    waits_for_others,
-    writer_of,
-)
-from ddpdoctor.rundir.fault_text import says_gil_is_held
-from ddpdoctor.rundir.layout import parse_spool_name
+from ddpdoctor.rundir.ends import says_gil_is_held
+from ddpdoctor.rundir.files import read_bounded, read_json
+from ddpdoctor.rundir.heartbeat import Beat, HeartbeatReader
+from ddpdoctor.rundir.layout import FAULTS_FILE, PROGRESS_FILE, parse_spool_name
+from ddpdoctor.rundir.liveness import writer_of
+from ddpdoctor.rundir.spool import spools_in
+from ddpdoctor.rundir.stops import OWN_PHASES, WAITING_PHASES, Phase, waits_for_others
 from ddpdoctor.telemetry.cgroup import Cgroup
 
 _FRESH_S = 5.0

@@ -39,22 +39,15 @@ from ddpdoctor.launch.leftovers import (
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.orphans import Orphans
 from ddpdoctor.launch.storage_process import StorageProcess
-from ddpdoctor.rundir import (
-    ASKED_FILE,
-    ASKED_SCHEMA,
-    ENDS_FILE,
-    STALL_FILE,
-    Note,
-    NoteCode,
-    boot_id,
-    keep_host_document,
-    make_spool_root,
-    note_sources,
-)
+from ddpdoctor.rundir.handover import clear_raw_folders
+from ddpdoctor.rundir.host_files import keep_host_document, read_unjoined, unjoined_files
+from ddpdoctor.rundir.layout import ASKED_FILE, ENDS_FILE, STALL_FILE
+from ddpdoctor.rundir.liveness import boot_id
+from ddpdoctor.rundir.notes import Note, NoteCode
 from ddpdoctor.rundir.privacy import mask_text
-from ddpdoctor.rundir.raw_traces import clear_raw_folders
-from ddpdoctor.rundir.stops import signal_name
-from ddpdoctor.rundir.unjoined import read_unjoined, unjoined_files
+from ddpdoctor.rundir.sources import note_sources
+from ddpdoctor.rundir.spool import make_spool_root
+from ddpdoctor.rundir.stops import ASKED_SCHEMA, signal_name
 
 _MOST_NAMED = 8
 

@@ -15,26 +15,15 @@ from ddpdoctor.launch.helper import JOB_ENDED, LOOK_S, HelperProcess, beating, s
 from ddpdoctor.launch.leftovers import HostRanks, drain_stale_spools, stale_roots
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.readable import is_readable
-from ddpdoctor.rundir import (
-    RANK_FILE,
-    TARGET_FILE,
-    BusyError,
-    DiskBudget,
-    HostLock,
-    Note,
-    OtherRunError,
-    copy_host_documents,
-    drain,
-    host_directory,
-    is_over,
-    make_private_folder,
-    rank_budget,
-    read_json,
-    reason_of,
-    remove_root,
-    spools_in,
-)
-from ddpdoctor.rundir.host_lock import METRICS_SERVER
+from ddpdoctor.rundir.compaction import DiskBudget, rank_budget
+from ddpdoctor.rundir.draining import BusyError, drain
+from ddpdoctor.rundir.files import read_json, reason_of
+from ddpdoctor.rundir.host_files import METRICS_SERVER, HostLock, copy_host_documents, remove_root
+from ddpdoctor.rundir.layout import RANK_FILE, TARGET_FILE, OtherRunError, host_directory
+from ddpdoctor.rundir.liveness import is_over
+from ddpdoctor.rundir.notes import Note
+from ddpdoctor.rundir.owned import make_private_folder
+from ddpdoctor.rundir.spool import spools_in
 
 if TYPE_CHECKING:
     from ddpdoctor.telemetry import TelemetrySampler

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from ddpdoctor.launch import procfs
 from ddpdoctor.launch.rankwatch import WatchedRank
-from ddpdoctor.rundir.fault_text import innermost_line
-from ddpdoctor.rundir.unjoined import (
+from ddpdoctor.rundir.ends import innermost_line
+from ddpdoctor.rundir.host_files import (
     UnjoinedStatus,
     read_unjoined,
     remove_unjoined_file,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpdoctor.launch import procfs
-from ddpdoctor.rundir import Beat
+from ddpdoctor.rundir.heartbeat import Beat
 
 _WINDOW_S = 10.0
 MOVED_BYTES = 256 << 10

@@ -19,36 +19,36 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Callable
+from typing import Callable, NamedTuple
 
-from .compaction import DiskBudget, stream_end, thinned_head
+from .compaction import DiskBudget, stream_end, stream_end_of, thinned_head
 from .compaction import clear as clear_thinned
-from .handover import (
+from .files import reason_of
+from .handover import add_trouble, copy_documents, copy_stop_files, take_traces
+from .heartbeat import HEARTBEAT_FILE
+from .host_files import copy_host_documents
+from .layout import (
     ASIDE,
     CARRIED_FILE,
     DOCUMENTS,
-    QUESTIONS,
-    STOP_FILES,
-    add_trouble,
-    copy_documents,
-    copy_stop_files,
-    handover_file,
-    take_traces,
-)
-from .heartbeat import HEARTBEAT_FILE
-from .hostdocs import copy_host_documents
-from .layout import (
     MEMORY_FILE,
     MOST_CAPTURES,
+    QUESTIONS,
     SAMPLES_FILE,
     STEPS_FILE,
+    STOP_FILES,
     TARGET_FILE,
     WORKERS_FILE,
+    OtherRunError,
     claim_rank_directory,
+    handover_file,
+    id_of_root,
     is_unclaimed,
     opened_spool,
     parse_spool_name,
     read_target,
+    refuse_other_run,
+    run_id,
     run_of,
     target_of,
 )
@@ -65,10 +65,9 @@ from .owned import (
     replace_file,
     unlock,
 )
-from .run_id import OtherRunError, id_of_root, refuse_other_run, run_id
-from .spool import RESERVE_FILE, path_name, roots_of
+from .segments import segments_in, uncopied_bytes, whole_lines
+from .spool import RESERVE_FILE, path_name, roots_of, spools_in
 from .stepevents import LineField
-from .waiting import Waiting, reason_of, segments_in, unsaved_sentence, waiting_in, whole_lines
 
 PATIENCE_S = 2.0
 """Seconds that a copy waits for another copy of the same spool, whose process may be suspended."""
@@ -80,8 +79,20 @@ _LOCK_FILE = "lock"
 _STREAMS = frozenset([STEPS_FILE, SAMPLES_FILE, MEMORY_FILE, WORKERS_FILE])
 
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
 class BusyError(OSError):
     """Another process or thread still copies the spool at the deadline."""
+
+
+class Waiting(NamedTuple):
+    """The records in one rank's spool that are not in its run directory."""
+
+    spool: str
+    steps: int
+    size: int
+    """Bytes."""
 
 
 def recover(run: str) -> list[str]:
@@ -117,17 +128,6 @@ def spools_of(run: str) -> list[tuple[str, str]]:
         except OSError:
             continue
     return found
-
-
-def spools_in(root: str) -> list[str]:
-    """Paths of the spools in a root, sorted; none where it is missing or not this user's own. Never raises."""
-    try:
-        with private_folder(root) as root_fd, os.scandir(root_fd) as entries:
-            return sorted(
-                os.path.join(root, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)
-            )
-    except OSError:
-        return []
 
 
 def _place_in(run: str, target: str) -> str:
@@ -355,3 +355,33 @@ def _lost_steps(out: int, data: bytes) -> str:
     if first > last:
         return ""
     return f"Step {first} was lost" if first == last else f"Steps {first} to {last} were lost"
+
+
+def waiting_in(spool: str, target: str) -> Waiting:
+    """What is in ``spool`` and not in the rank's folder ``target``. Never raises."""
+    steps = size = 0
+    try:
+        with opened_spool(spool) as spool_fd:
+            streams = segments_in(spool_fd)
+            size = sum(os.stat(n, dir_fd=spool_fd).st_size for n in os.listdir(spool_fd) if n in DOCUMENTS)
+    except OSError:
+        return Waiting(spool, 0, 0)
+    for stream in streams:
+        rest = uncopied_bytes(spool, stream, stream_end_of(os.path.join(target, stream)))
+        size += len(rest)
+        if stream == STEPS_FILE:
+            steps = rest.count(b'"t":[')
+    return Waiting(spool, steps, size)
+
+
+def unsaved_sentence(run: str, waiting: list[Waiting], error: OSError) -> str:
+    """What is not in the run directory, where it is, and what to do."""
+    steps, ranks = sum(each.steps for each in waiting), len(waiting)
+    what = f"{steps} recorded step{'s' if steps != 1 else ''}" if steps else "What was recorded"
+    places = sorted({os.path.dirname(each.spool) for each in waiting})
+    mended = "free some space for that directory" if error.errno in _NO_ROOM else "once that is fixed"
+    return (
+        f"{what} of {ranks} rank{'s' if ranks != 1 else ''} ({sum(each.size for each in waiting) / 1e6:.1f} MB) could not be "
+        f"copied to {run} ({reason_of(error)}) and wait{'' if steps > 1 else 's'} in {', '.join(places)}, which is memory: "
+        f"{mended}, then `ddpdoctor analyze {run}` fetches {'them' if steps > 1 else 'it'}."
+    )

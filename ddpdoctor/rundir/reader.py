@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Callable
 from .attempts import attempts_of, starts_of
 from .compaction import stream_end_of, stream_shift
 from .draining import spools_of
-from .files import folders_in, is_regular, parsed, read_json, reading, unreadable
+from .files import folders_in, is_regular, parsed, read_json, reading, reason_of, unreadable
 from .layout import (
     MANIFEST_FILE,
     RANK_FILE,
@@ -26,8 +26,8 @@ from .layout import (
     parse_rank_directory,
 )
 from .notes import Note, NoteCode
+from .segments import uncopied_bytes
 from .typed import MANIFEST, RANK, fitting
-from .waiting import reason_of, uncopied_bytes
 
 _LINK = "a link, and links in a run directory are not followed"
 _UNKNOWN_OF_JOB = "how the job was started, and how it ended, is not known"

@@ -18,6 +18,10 @@ A segment is written as mapped memory: a system call in each step would be the m
 target's size shows what was copied already, so that a copy which was cut off continues there and any process can repeat
 it. If another program removes the files of a living rank, such as a cleaner of temporary files or systemd at a logout,
 the rank makes them again with the content of its newest segments.
+
+Data loader workers append whole lines to one file, in the spool of the rank that started them. They may be many, may be made again for each
+pass over the data, and may be killed at any moment. So each write is one system call that adds whole lines, nothing is locked, no worker
+makes a file, and the file's size has a limit that depends on how long the rank has been recorded. What comes beyond it is not written.
 """
 
 from __future__ import annotations
@@ -29,22 +33,25 @@ import mmap
 import os
 import tempfile
 import time
+from math import log2
 from typing import Any
 
-from .handover import handover_file
 from .layout import (
     RANK_FILE,
     TARGET_FILE,
+    WORKERS_FILE,
+    handover_file,
     is_unclaimed,
     opened_spool,
+    parse_spool_name,
     read_target,
+    run_id,
     target_before_claim,
     target_of,
 )
-from .liveness import WRITER_FILES, Writing, boot_id, pid_namespace
+from .liveness import WRITER_FILE, WRITER_FILES, Writing, boot_id, pid_namespace
 from .owned import encoded, identity_of, make_private_folder, open_file, private_folder, replace_file
-from .run_id import run_id
-from .segments import Segment, room_for_segment
+from .segments import LEAST_FREE_SHARE, Segment, room_for_segment
 
 _SHM = "/dev/shm"
 LOOK_AGAIN_S = 1.0
@@ -106,6 +113,17 @@ def roots_of(run: str) -> list[str]:
     found, known = [spool_root(run)], run_id(run)
     pattern = own_roots_pattern(known) if known else f"{glob.escape(found[0])}-*"
     return [*found, *sorted({*glob.glob(pattern)} - {*found})]
+
+
+def spools_in(root: str) -> list[str]:
+    """Paths of the spools in a root, sorted; none where it is missing or not this user's own. Never raises."""
+    try:
+        with private_folder(root) as root_fd, os.scandir(root_fd) as entries:
+            return sorted(
+                os.path.join(root, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)
+            )
+    except OSError:
+        return []
 
 
 def make_spool_root(run: str) -> str:
@@ -364,3 +382,52 @@ def _short_of_room(root: str) -> str:
         f"{base} is full ({free:.1f} of {whole:.0f} MB are free, which are left to the job); give the job more, "
         "as with `docker run --shm-size=16g`"
     )
+
+
+WORKERS_SEGMENT = f"{WORKERS_FILE}.{0:015d}"
+"""The file in the spool: one piece, from the beginning on."""
+_FIRST_BYTES = 64 * 1024
+"""Allowed at the beginning of a recording, and once more each time that its age doubles."""
+_YOUNG_S = 30.0
+"""Age of a recording up to which its first doubling counts."""
+
+
+def accept_workers(spool: Spool) -> None:
+    """Let workers of this rank record. Raises OSError."""
+    os.close(spool.open_text(WORKERS_SEGMENT))
+
+
+def spool_of_process(root: str, pid: int) -> str | None:
+    """The newest spool in ``root`` of the rank that is this process and lets its workers record; None where there is none. Never
+    raises."""
+    found = []
+    for spool in spools_in(root):
+        named = parse_spool_name(spool)
+        if named is not None and named[1] == pid:
+            try:
+                found.append((os.stat(os.path.join(spool, WORKERS_SEGMENT)).st_ctime_ns, spool))
+            except OSError:
+                continue
+    return max(found)[1] if found else None
+
+
+def recorded_s(spool: str) -> float:
+    """For how long the rank of a spool has been recorded, s. Raises OSError."""
+    return max(0.0, time.time() - os.stat(os.path.join(spool, WRITER_FILE)).st_mtime)
+
+
+def append_lines(spool: str, data: bytes) -> bool:
+    """Append whole lines to the workers' file of a spool; False, and nothing of them, where its limit is reached or
+    storage is short. Raises OSError where the spool is gone."""
+    most = _FIRST_BYTES * (1 + log2(1 + recorded_s(spool) / _YOUNG_S))
+    with opened_spool(spool) as spool_fd:
+        handle = open_file(WORKERS_SEGMENT, spool_fd, os.O_WRONLY | os.O_APPEND)
+        try:
+            storage = os.fstatvfs(handle)
+            if storage.f_bavail < storage.f_blocks * LEAST_FREE_SHARE:
+                return False
+            if os.fstat(handle).st_size + len(data) > most:
+                return False
+            return os.write(handle, data) == len(data)
+        finally:
+            os.close(handle)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddpdoctor.measure.places import CodeLine, Where
-from ddpdoctor.rundir.fault_text import TextFrame
+from ddpdoctor.rundir.ends import TextFrame
 from ddpdoctor.rundir.packages import is_library
 
 MOST_CALLERS = 8

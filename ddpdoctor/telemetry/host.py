@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from ddpdoctor.rundir import Note
+from ddpdoctor.rundir.notes import Note
 
 from .cgroup import Cgroup
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from ddpdoctor.rundir import Note
+from ddpdoctor.rundir.notes import Note
 
 RANK_FIELDS = (
     *("pid", "cpu_percent", "rss_bytes", "num_children"),

@@ -13,7 +13,7 @@ import pytest
 
 from ddpdoctor.launch import procfs
 from ddpdoctor.launch.rankwatch import WatchedRank
-from ddpdoctor.rundir import Beat
+from ddpdoctor.rundir.heartbeat import Beat
 from tests.waiting import until
 
 NUMBER = signal.SIGRTMAX - 9

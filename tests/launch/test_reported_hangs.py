@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from ddpdoctor.launch import hang_monitor, proof
-from ddpdoctor.rundir import ASKED_FILE, STALL_FILE, host_document, keep_host_document
+from ddpdoctor.rundir import STALL_FILE, host_document
+from ddpdoctor.rundir.host_files import keep_host_document
+from ddpdoctor.rundir.layout import ASKED_FILE
 
 from .test_proof import Watching, moving
 from .test_standstill import a_rank, waiting

@@ -12,8 +12,8 @@ import pytest
 
 from ddpdoctor.launch.unjoined import Door, UnjoinedRank
 from ddpdoctor.rundir import make_spool_root
+from ddpdoctor.rundir.host_files import unjoined_files
 from ddpdoctor.rundir.liveness import started as is_alive
-from ddpdoctor.rundir.unjoined import unjoined_files
 from tests.hook.recording import REPOSITORY, forked
 from tests.python import NEEDS_STACKS
 from tests.waiting import until

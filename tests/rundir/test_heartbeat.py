@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 
-from ddpdoctor.rundir import HEARTBEAT_FILE, Heartbeat, HeartbeatReader, Spool, make_spool_root
+from ddpdoctor.rundir import Heartbeat, Spool, make_spool_root
+from ddpdoctor.rundir.heartbeat import HEARTBEAT_FILE, HeartbeatReader
 from tests.launch.launched import make_run
 
 

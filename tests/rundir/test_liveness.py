@@ -14,18 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.rundir import (
-    HostLock,
-    Spool,
-    State,
-    copier_lock_is_held,
-    discard,
-    drain,
-    is_over,
-    make_spool_root,
-    writer_of,
-)
-from ddpdoctor.rundir.liveness import CLOSED_S, LOCK_FILE, WRITER_FILE
+from ddpdoctor.rundir import HostLock, Spool, copier_lock_is_held, discard, drain, make_spool_root, writer_of
+from ddpdoctor.rundir.liveness import CLOSED_S, LOCK_FILE, WRITER_FILE, State, is_over
 from tests.hook.recording import REPOSITORY
 from tests.launch.launched import DEAD, left_behind, make_run, written_by
 
