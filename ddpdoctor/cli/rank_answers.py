@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.launch.procfs import state_of
 from ddpdoctor.rundir import (
     Present,
     answer_of,
@@ -18,6 +17,7 @@ from ddpdoctor.rundir import (
     read_manifest,
     writer_of,
 )
+from ddpdoctor.telemetry.procfs import state_of
 
 POLL_S = 0.1
 STOPPED = "stopped (SIGSTOP)"

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import ddpdoctor
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch.options import RunOptions
@@ -30,7 +28,7 @@ from ddpdoctor.rundir.layout import (
     refuse_other_run,
     run_id,
 )
-from ddpdoctor.rundir.liveness import boot_id, is_running, pid_namespace
+from ddpdoctor.rundir.liveness import boot_id, boot_time_s, is_running, pid_namespace, started
 from ddpdoctor.rundir.owned import (
     UntrustedFileError,
     encoded,
@@ -102,10 +100,9 @@ def _stamp(epoch_s: float) -> str:
 
 def _parent_started_s() -> float:
     """Start of the parent process, epoch seconds: all launchers of a job on this host have the same parent."""
-    try:
-        return float(psutil.Process(os.getppid()).create_time())
-    except psutil.Error:
-        return time.time()
+    ticks, booted_s = started(os.getppid()), boot_time_s()
+    known = ticks is not None and booted_s is not None
+    return booted_s + ticks / os.sysconf("SC_CLK_TCK") if known else time.time()
 
 
 def _working_directory() -> str:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.hook.environment import DEFAULT_HANG_AFTER_S
-from ddpdoctor.launch import proof
-from ddpdoctor.launch.hang_detection import HangCandidate, ProgressTracker, Tuning
+from ddpdoctor.launch.hang_detection import HangCandidate, Kill, ProgressTracker, Tuning, doubts_of
 from ddpdoctor.launch.hang_message import (
     elsewhere_sentence,
     hang_sentences,
@@ -24,7 +23,6 @@ from ddpdoctor.launch.hang_message import (
 )
 from ddpdoctor.launch.helper import JOB_ENDED, AnalysisProcess, send
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.launch.procfs import process_document
 from ddpdoctor.launch.rankwatch import Activity, HostWatchedRanks, WatchedRank
 from ddpdoctor.launch.unjoined import Door, UnjoinedRank
 from ddpdoctor.readable import is_readable
@@ -34,6 +32,7 @@ from ddpdoctor.rundir.layout import ASKED_FILE, ENDS_FILE, STALL_FILE, STANDING_
 from ddpdoctor.rundir.liveness import boot_id
 from ddpdoctor.rundir.requests import ask, new_request
 from ddpdoctor.rundir.stops import ENDS_SCHEMA, STALL_SCHEMA, Standstill
+from ddpdoctor.telemetry.procfs import process_document
 
 PERIOD_S = 1.0
 """Between two polls: each costs 0.2 ms per rank."""
@@ -85,7 +84,7 @@ class HangMonitor:
         self._only_works = True
         """Whether that progress is only that a rank moves data."""
         self._written_s = 0.0
-        self._kill: proof.Kill | None = None
+        self._kill: Kill | None = None
         self._began_ns = time.time_ns()
         self._ended_by_another = False
         self._ends: dict[str, Any] = {}
@@ -241,8 +240,8 @@ class HangMonitor:
         if why := self._why_spared(candidate, current):
             send(self._writer, warn=f"the job is not ended: {why}.")
             return
-        self._kill = proof.Kill(candidate.after_s)
-        self._kill.look(proof.doubts(current, self._has_answered), current)
+        self._kill = Kill(candidate.after_s)
+        self._kill.look(doubts_of(current, self._has_answered), current)
 
     def _why_spared(self, candidate: HangCandidate, current: list[WatchedRank]) -> str | None:
         if not candidate.blocking and self._here(current):
@@ -322,7 +321,7 @@ class HangMonitor:
         self._stall = self._kill = self._asked_s = self._moved_s = None
         send(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s.")
 
-    def _is_time_to_kill(self, kill: proof.Kill, current: list[WatchedRank]) -> bool:
+    def _is_time_to_kill(self, kill: Kill, current: list[WatchedRank]) -> bool:
         """Whether a second poll, after a new request for positions, confirms the hang. The report is awaited first, as it shows more while
         the job still runs. Not if this would not be reported as a hang now: the ranks that still run may wait for no other."""
         if self._progress.hang_candidate(current) is None or not kill.is_due(bool(self._analysis.handles)):
@@ -332,7 +331,7 @@ class HangMonitor:
         if not (all(map(self._has_answered, current)) or self._is_late()):
             return False
         self._asked_s = None
-        doubts = proof.doubts(current, self._has_answered)
+        doubts = doubts_of(current, self._has_answered)
         if doubts and not kill.is_doubt_reported:
             kill.is_doubt_reported = True
             send(self._writer, warn=f"the job is not ended: {doubts[0]}.")

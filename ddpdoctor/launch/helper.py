@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddpdoctor.launch import procfs
 from ddpdoctor.parentdeath import die_with_parent
 from ddpdoctor.readable import is_readable
+from ddpdoctor.telemetry import procfs
 
 Beat = Callable[[], None]
 """To be called while work makes progress."""

@@ -15,8 +15,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ddpdoctor.launch import procfs
-from ddpdoctor.launch.usage import Meter
 from ddpdoctor.rundir.ends import says_gil_is_held
 from ddpdoctor.rundir.files import read_bounded, read_json
 from ddpdoctor.rundir.heartbeat import Beat, HeartbeatReader
@@ -24,7 +22,9 @@ from ddpdoctor.rundir.layout import FAULTS_FILE, PROGRESS_FILE, parse_spool_name
 from ddpdoctor.rundir.liveness import writer_of
 from ddpdoctor.rundir.spool import spools_in
 from ddpdoctor.rundir.stops import OWN_PHASES, WAITING_PHASES, Phase, waits_for_others
-from ddpdoctor.telemetry.cgroup import Cgroup
+from ddpdoctor.telemetry import procfs
+from ddpdoctor.telemetry.host import Cgroup
+from ddpdoctor.telemetry.procfs import Meter
 
 _FRESH_S = 5.0
 """A rank that has not reported its position for so long does not answer: it reports once a second."""

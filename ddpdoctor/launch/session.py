@@ -33,11 +33,11 @@ from ddpdoctor.launch.hang_monitor import END_S, HangMonitor
 from ddpdoctor.launch.helper import Beat, HelperProcess, StorageTimeoutError, run_with_timeout
 from ddpdoctor.launch.leftovers import (
     HostRanks,
+    Orphans,
     clear_spools_of_earlier_runs,
     drain_spools,
 )
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.launch.orphans import Orphans
 from ddpdoctor.launch.storage_process import StorageProcess
 from ddpdoctor.rundir.handover import clear_raw_folders
 from ddpdoctor.rundir.host_files import keep_host_document, read_unjoined, unjoined_files

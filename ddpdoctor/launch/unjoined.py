@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ddpdoctor.launch import procfs
 from ddpdoctor.launch.rankwatch import WatchedRank
 from ddpdoctor.rundir.ends import innermost_line
 from ddpdoctor.rundir.host_files import (
@@ -18,6 +17,7 @@ from ddpdoctor.rundir.host_files import (
     unjoined_file_holder,
     unjoined_files,
 )
+from ddpdoctor.telemetry import procfs
 
 _FIRST_THREAD = "(most recent call first):"
 """Before each stack that faulthandler writes."""

@@ -249,13 +249,14 @@ def is_running(document: Mapping[str, Any]) -> bool | None:
     ticks = started(pid)
     if ticks is None:
         return False
-    booted_s, started_ns = _booted_s(), document.get("started_ns")
+    booted_s, started_ns = boot_time_s(), document.get("started_ns")
     if booted_s is None or not isinstance(started_ns, int):
         return True
     return booted_s + ticks / os.sysconf("SC_CLK_TCK") <= started_ns / 1e9 + _CLOCK_S
 
 
-def _booted_s() -> float | None:
+def boot_time_s() -> float | None:
+    """Time of the boot, epoch seconds; None if unknown."""
     try:
         with open("/proc/stat") as source:
             return next((float(line.split()[1]) for line in source if line.startswith("btime ")), None)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch import procfs
 from ddpdoctor.launch.rankwatch import WatchedRank
 from ddpdoctor.rundir.heartbeat import Beat
+from ddpdoctor.telemetry import procfs
 from tests.waiting import until
 
 NUMBER = signal.SIGRTMAX - 9
