@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddpdoctor.hook.environment import DEFAULT_HANG_AFTER_S
 from ddpdoctor.launch.rankwatch import Activity, WatchedRank
 from ddpdoctor.rundir.stops import LONG_PHASES, Phase
 
@@ -25,7 +26,7 @@ from ddpdoctor.rundir.stops import LONG_PHASES, Phase
 class Tuning:
     """Times and factors of the decision."""
 
-    after_s: float = 300.0
+    after_s: float = DEFAULT_HANG_AFTER_S
     """Half of the shortest time after which a collective's own timeout ends a job (NCCL's ten minutes, Gloo's thirty)."""
     times_longest: float = 10.0
     """Factor on the longest time between two steps so far: an evaluation on more data takes a few times as long."""

@@ -72,7 +72,7 @@ def _of(rank: WatchedRank) -> str:
         return f"{whom} {'waits in' if rank.waits else 'has not called'} init_process_group{at}"
     if rank.suspended:
         return f"{whom} was suspended (SIGSTOP) in step {rank.steps}"
-    if not rank.answers:
+    if not rank.reports:
         if not rank.holds_gil:
             return f"{whom} does not answer{f' in step {rank.steps}' if rank.counts else ''}"
         place = innermost_line(rank.faults, or_library=True)

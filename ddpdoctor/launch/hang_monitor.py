@@ -24,7 +24,7 @@ from ddpdoctor.launch.hang_message import (
 from ddpdoctor.launch.helper import JOB_ENDED, AnalysisProcess, send
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.rankwatch import Activity, HostWatchedRanks, WatchedRank
-from ddpdoctor.launch.unjoined import Door, UnjoinedRank
+from ddpdoctor.launch.unjoined import UnjoinedRank, UnjoinedRanks
 from ddpdoctor.readable import is_readable
 from ddpdoctor.rundir.files import read_json
 from ddpdoctor.rundir.host_files import HANG_MONITOR, HostLock, host_document, keep_host_document
@@ -68,9 +68,9 @@ class HangMonitor:
         self._root, self._options = str(root), options
         self._orders, self._writer = orders, writer
         self._head = {"host": host, "boot": boot_id()}
-        self._office = HostLock(self._root, HANG_MONITOR)
+        self._lock = HostLock(self._root, HANG_MONITOR)
         self._ranks = HostWatchedRanks(self._root)
-        self._door = Door(self._root)
+        self._unjoined = UnjoinedRanks(self._root)
         self._progress = ProgressTracker(options.hang_after_s, Tuning())
         self._analysis = AnalysisProcess(diagnose)
         self._request = 0
@@ -94,7 +94,7 @@ class HangMonitor:
     def run(self) -> None:
         """Poll until the launcher reports the end of its job or, if it was killed, until its ranks are gone."""
         while not is_readable(self._orders, 0):
-            self._ranks.wait(PERIOD_S, [self._orders, *self._analysis.handles, *self._door.handles])
+            self._ranks.wait(PERIOD_S, [self._orders, *self._analysis.handles, *self._unjoined.handles])
             self._poll()
         if os.read(self._orders, 1) != JOB_ENDED:
             # The launcher is gone and cannot end the job, so no document may say that it did.
@@ -104,13 +104,13 @@ class HangMonitor:
                 self._ranks.wait(PERIOD_S, [])
                 self._poll()
         self._finish()
-        self._office.release()
+        self._lock.release()
 
     def _poll(self) -> None:
         self._end_with_others()
         # The exit code of a process is visible only to monitors that had opened its pidfd before: all monitors poll, also without the lock.
         stepped = self._look()
-        if not self._office.take():
+        if not self._lock.take():
             return  # another launcher's hang monitor is responsible for this host
         current = self._current()
         self._progress.look(time.monotonic(), stepped, current)
@@ -128,8 +128,8 @@ class HangMonitor:
 
     def _look(self) -> bool:
         """Update all ranks of this host; whether one of them has finished a step."""
-        stepped = self._ranks.look(self._door.seen)
-        self._door.look([rank.pid for rank in self._ranks.known.values()])
+        stepped = self._ranks.look(self._unjoined.seen)
+        self._unjoined.look([rank.pid for rank in self._ranks.known.values()])
         return stepped
 
     def _end_with_others(self) -> None:
@@ -146,10 +146,10 @@ class HangMonitor:
 
     def _current(self) -> list[WatchedRank]:
         """The ranks of this host, before and after ``init_process_group``, by rank."""
-        joined = self._ranks.current(self._door.newest_start_ns())
+        joined = self._ranks.current(self._unjoined.newest_start_ns())
         if any(rank.steps for rank in joined):
             return joined  # a job that trains has all of its ranks
-        found = [*joined, *self._door.current([rank.rank for rank in joined])]
+        found = [*joined, *self._unjoined.current([rank.rank for rank in joined])]
         return sorted(found, key=lambda rank: rank.rank)
 
     def _check_for_hang(self, current: list[WatchedRank]) -> None:
@@ -279,7 +279,7 @@ class HangMonitor:
             self._resume(stall)
         elif self._moved_s is not None:
             return  # whether it goes on will show
-        elif self._kill is not None and self._is_time_to_kill(self._kill, current):
+        elif self._kill is not None and self._confirm_kill(self._kill, current):
             self._kill = None
             stall["state"] = Standstill.KILLED.value
             self._write_stall(stall)
@@ -321,7 +321,7 @@ class HangMonitor:
         self._stall = self._kill = self._asked_s = self._moved_s = None
         send(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s.")
 
-    def _is_time_to_kill(self, kill: Kill, current: list[WatchedRank]) -> bool:
+    def _confirm_kill(self, kill: Kill, current: list[WatchedRank]) -> bool:
         """Whether a second poll, after a new request for positions, confirms the hang. The report is awaited first, as it shows more while
         the job still runs. Not if this would not be reported as a hang now: the ranks that still run may wait for no other."""
         if self._progress.hang_candidate(current) is None or not kill.is_due(bool(self._analysis.handles)):
@@ -345,7 +345,7 @@ class HangMonitor:
         self._keep(STALL_FILE, stall)
 
     def _write_ends(self) -> None:
-        ends = self._ranks.ends(self._door.ends([rank.rank for rank in self._ranks.known.values()]))
+        ends = self._ranks.ends(self._unjoined.ends([rank.rank for rank in self._ranks.known.values()]))
         ends["ends"] = self._with_those_seen_before(ends["ends"])
         if ends["ends"] and ends != self._ends:
             self._ends = ends
@@ -369,7 +369,7 @@ class HangMonitor:
 
     def _finish(self) -> None:
         self._look()
-        if self._office.take():
+        if self._lock.take():
             self._write_ends()
             # The time of a kill is kept: later launchers must not take it for their own.
             if self._stall is not None and self._stall["state"] == Standstill.LASTS.value:

@@ -166,7 +166,7 @@ class WatchedRank:
             self.meter.clear()
         else:
             self._look_at_process()
-            self._look_at_answer(before, beat)
+            self._look_at_report(before, beat)
             if self.suspended or self.state == "t":
                 self._python_has_run(now_s)
         return stepped
@@ -202,12 +202,12 @@ class WatchedRank:
         else:
             self.meter.look(self.beat)
 
-    def _look_at_answer(self, before: Beat | None, beat: Beat | None) -> None:
-        if before is not None and beat is not None and beat.answers > before.answers:
+    def _look_at_report(self, before: Beat | None, beat: Beat | None) -> None:
+        if before is not None and beat is not None and beat.reports > before.reports:
             self.heard_s = time.monotonic()
             self._python_has_run(self.heard_s)
             self.progress = read_json(str(Path(self.spool) / PROGRESS_FILE), []) or {}
-        self._faults = "" if self.answers else self._read_faults()
+        self._faults = "" if self.reports else self._read_faults()
 
     def _read_faults(self) -> str:
         try:
@@ -241,7 +241,7 @@ class WatchedRank:
         return self.beat is not None
 
     @property
-    def answers(self) -> bool:
+    def reports(self) -> bool:
         """Whether it has lately reported its position."""
         return self.heard_s is not None and time.monotonic() - self.heard_s < _FRESH_S
 
@@ -253,18 +253,18 @@ class WatchedRank:
     @property
     def holds_gil(self) -> bool:
         """Whether a thread holds the GIL: the rank does not answer, and faulthandler has written its stacks."""
-        return not self.answers and says_gil_is_held(self.faults)
+        return not self.reports and says_gil_is_held(self.faults)
 
     @property
     def phase(self) -> str:
         """The phase that it reports; "" if it does not answer."""
         phase = self.progress.get("phase")
-        return phase if self.answers and isinstance(phase, str) else ""
+        return phase if self.reports and isinstance(phase, str) else ""
 
     @property
     def waits(self) -> bool:
         """Whether it reports that it waits for other ranks."""
-        if not self.answers:
+        if not self.reports:
             return False
         groups = self.progress.get("groups")
         backward = self.phase == Phase.BACKWARD and not groups and not self.busy
@@ -273,7 +273,7 @@ class WatchedRank:
     @property
     def waits_in_call(self) -> bool:
         """Whether it is in a collective that it called from Python, and not only known to wait by its process groups' counts."""
-        return self.answers and self.phase in WAITING_PHASES
+        return self.reports and self.phase in WAITING_PHASES
 
     @property
     def counts_collectives(self) -> bool:
@@ -323,7 +323,7 @@ class WatchedRank:
     @property
     def is_known(self) -> bool:
         """Whether enough is visible to conclude that it does nothing."""
-        return bool(self.here_pid) and self.counts and self.answers
+        return bool(self.here_pid) and self.counts and self.reports
 
     def _is_in_long_phase(self) -> bool:
         return self._evaluates() or self.phase in (Phase.SAVE, Phase.LOAD, Phase.COMPILE)
@@ -345,7 +345,7 @@ class WatchedRank:
     @property
     def signs(self) -> tuple[Any, ...]:
         """Values that change while it makes progress within a step."""
-        if not self.answers:
+        if not self.reports:
             return ()
         groups = self.progress.get("groups")
         enqueued = (

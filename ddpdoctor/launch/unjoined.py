@@ -107,7 +107,7 @@ def _as_fault(frames: Any) -> str:
     return "\n".join([f"Thread 0x0 {_FIRST_THREAD}", *lines]) if lines else ""
 
 
-class Door:
+class UnjoinedRanks:
     """All ranks of this host before ``init_process_group``, found as they appear."""
 
     def __init__(self, root: str) -> None:

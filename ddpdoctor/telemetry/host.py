@@ -165,7 +165,7 @@ class HostSampler:
         self.notes: list[Note] = []
         self._failed: set[str] = set()
         self._cgroup = Cgroup()
-        self._cpu_before: dict[str, float] | None = None
+        self._cpu_before: dict[str, int] | None = None
         self._swapped_before: tuple[int | None, int | None] = (None, None)
         self._before_s: float | None = None
         self.facts = self._facts()
@@ -212,15 +212,15 @@ class HostSampler:
         before, self._cpu_before = self._cpu_before, now
         if before is None:
             return {}
-        spent = {field: seconds - before.get(field, 0.0) for field, seconds in now.items()}
+        spent = {kind: ticks - before.get(kind, 0) for kind, ticks in now.items()}
         # Guest time is part of user time already.
-        total_s = sum(spent.values()) - spent.get("guest", 0.0) - spent.get("guest_nice", 0.0)
-        if total_s <= 0:
+        total = sum(spent.values()) - spent.get("guest", 0) - spent.get("guest_nice", 0)
+        if total <= 0:
             return {}
-        waited_s = spent.get("iowait", 0.0)
-        busy = min(1.0, max(0.0, 1.0 - (spent["idle"] + waited_s) / total_s))
+        waited = spent.get("iowait", 0)
+        busy = min(1.0, max(0.0, 1.0 - (spent["idle"] + waited) / total))
         # The kernel's iowait may decrease by a tick.
-        iowait = round(100.0 * max(0.0, waited_s) / total_s, 2) if "iowait" in spent else None
+        iowait = round(100.0 * max(0, waited) / total, 2) if "iowait" in spent else None
         return {"cpu_percent": round(100.0 * busy, 2), "iowait_percent": iowait}
 
     def _swap(self, elapsed_s: float) -> dict[str, object]:

@@ -155,7 +155,7 @@ def test_a_rank_that_raises(tmp_path, how: str) -> None:
 
 
 def hang_monitor_of(launcher: int) -> int:
-    """The child of a launcher that holds the office of watching."""
+    """The child of the launcher whose hang monitor holds the lock."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     for child in children:
         try:
