@@ -120,18 +120,12 @@ def probe_interpreter(interpreter: str) -> dict[str, Any]:
             return {"error": (getattr(error, "strerror", None) or str(error)).lower()}
     before, found, answer = said.rpartition(_ANSWER)
     try:
-        return (
-            msgspec.to_builtins(msgspec.json.decode(answer.splitlines()[0], type=_Answer))
-            if found
-            else _failed(before or said)
-        )
+        if not found:
+            lines = (before or said).strip().splitlines() or ["nothing said"]
+            return {"error": f"it ended without an answer: {lines[-1][:_MOST_WORDS]}"}
+        return msgspec.to_builtins(msgspec.json.decode(answer.splitlines()[0], type=_Answer))
     except (msgspec.DecodeError, RecursionError, IndexError):
         return {"error": "its answer makes no sense"}
-
-
-def _failed(said: str) -> dict[str, Any]:
-    lines = said.strip().splitlines() or ["nothing said"]
-    return {"error": f"it ended without an answer: {lines[-1][:_MOST_WORDS]}"}
 
 
 def _said(command: Sequence[str], environment: Mapping[str, str], folder: str) -> str:
@@ -192,17 +186,8 @@ _SLOW_CLOCK_NS = 500.0
 _ROUNDS, _READINGS = 20, 100
 """The fastest round counts: others shared the core."""
 _NETWORK_STORAGE = (
-    "nfs",
-    "cifs",
-    "smb",
-    "lustre",
-    "gpfs",
-    "fuse",
-    "ceph",
-    "beegfs",
-    "9p",
-    "virtiofs",
-    "wekafs",
+    *("nfs", "cifs", "smb", "lustre", "gpfs", "fuse"),
+    *("ceph", "beegfs", "9p", "virtiofs", "wekafs"),
 )
 
 
@@ -225,6 +210,10 @@ class Check:
     words: str
 
 
+_Result = tuple[CheckState, str]
+"""State, and words about it."""
+
+
 def checks_for(command: Sequence[str]) -> list[Check]:
     """All checks, for the job that ``command`` starts; without a command, for the Python that jobs here most likely use.
 
@@ -233,7 +222,7 @@ def checks_for(command: Sequence[str]) -> list[Check]:
     interpreter = interpreter_of(command)
     answer = probe_interpreter(interpreter.path)
     host = HostSampler().facts
-    checks: tuple[tuple[str, Callable[[], tuple[CheckState, str]]], ...] = (
+    checks: tuple[tuple[str, Callable[[], _Result]], ...] = (
         ("Job's Python", lambda: _python(answer, interpreter, command)),
         ("PyTorch", lambda: _torch(answer, command)),
         ("GPUs", lambda: _gpus(answer)),
@@ -248,7 +237,7 @@ def checks_for(command: Sequence[str]) -> list[Check]:
     return [_checked(name, check) for name, check in checks]
 
 
-def _checked(name: str, check: Callable[[], tuple[CheckState, str]]) -> Check:
+def _checked(name: str, check: Callable[[], _Result]) -> Check:
     try:
         state, words = check()
     except (OSError, ValueError, TypeError, psutil.Error) as error:
@@ -256,28 +245,21 @@ def _checked(name: str, check: Callable[[], tuple[CheckState, str]]) -> Check:
     return Check(name, state, words)
 
 
-def _python(
-    answer: dict[str, Any], interpreter: Interpreter, command: Sequence[str]
-) -> tuple[CheckState, str]:
+def _python(answer: dict[str, Any], interpreter: Interpreter, command: Sequence[str]) -> _Result:
     if "python" not in answer:
         return CheckState.NO, f"{interpreter.path}: {answer.get('error', 'no answer')}"
-    version, where = answer["python"], answer.get("executable") or interpreter.path
-    if _numbers(version) < _OLDEST_PYTHON:
-        return CheckState.NO, f"{version}, {where}: recording needs {_dotted(_OLDEST_PYTHON)} or newer"
+    found = f"{answer['python']}, {answer.get('executable') or interpreter.path}"
+    if _numbers(answer["python"]) < _OLDEST_PYTHON:
+        return CheckState.NO, f"{found}: recording needs {_dotted(_OLDEST_PYTHON)} or newer"
     if not answer.get("hook"):
-        return (
-            CheckState.NO,
-            f"{version}, {where}: does not load the recorder (is it started with -S, -E or -I?)",
-        )
+        return CheckState.NO, f"{found}: does not load the recorder (is it started with -S, -E or -I?)"
     if command and not interpreter.sure:
-        return (
-            CheckState.NOTE,
-            f"{version}, {where}: {command[0]} does not say which Python it starts; this one was asked",
-        )
-    return CheckState.OK, f"{version}, {where}; the recorder loads"
+        asked = f"{command[0]} does not say which Python it starts; this one was asked"
+        return CheckState.NOTE, f"{found}: {asked}"
+    return CheckState.OK, f"{found}; the recorder loads"
 
 
-def _torch(answer: dict[str, Any], command: Sequence[str]) -> tuple[CheckState, str]:
+def _torch(answer: dict[str, Any], command: Sequence[str]) -> _Result:
     version = answer.get("torch")
     if version is None:
         hint = "" if command else ": name the job's command after --"
@@ -293,7 +275,7 @@ def _torch(answer: dict[str, Any], command: Sequence[str]) -> tuple[CheckState, 
     return CheckState.OK, words
 
 
-def _gpus(answer: dict[str, Any]) -> tuple[CheckState, str]:
+def _gpus(answer: dict[str, Any]) -> _Result:
     sampler = NvmlSampler()
     names = [str(gpu.get("name") or "GPU") for gpu in sampler.static]
     seen = answer.get("devices") or 0
@@ -302,36 +284,29 @@ def _gpus(answer: dict[str, Any]) -> tuple[CheckState, str]:
         lacks = f"; {sampler.notes[0].text}" if sampler.notes else ""
         if not seen:
             return CheckState.NOTE, f"{kinds}, but the job's PyTorch sees none"
-        return (
-            CheckState.NOTE if lacks else CheckState.OK
-        ), f"{kinds}, {seen} for the job; clocks, power and links by NVML{lacks}"
+        state = CheckState.NOTE if lacks else CheckState.OK
+        return state, f"{kinds}, {seen} for the job; clocks, power and links by NVML{lacks}"
     if seen:
-        return (
-            CheckState.NOTE,
-            f"{seen} for the job, but no NVML: no clocks, power, throttling or links are recorded",
-        )
+        lacks = "no clocks, power, throttling or links are recorded"
+        return CheckState.NOTE, f"{seen} for the job, but no NVML: {lacks}"
     return CheckState.NOTE, "none: a job here runs on CPUs"
 
 
-def _cores(host: dict[str, Any]) -> tuple[CheckState, str]:
+def _cores(host: dict[str, Any]) -> _Result:
     usable = host.get("cpu_count_usable") or os.cpu_count() or 1
     limit = Cgroup().cpu_limit_cores()
     words = f"{usable} of {host.get('cpu_count_logical') or usable} usable"
     if limit is not None and limit < usable:
-        return (
-            CheckState.NOTE,
-            f"{words}, held to {limit:g} by a container's limit: keep ranks x threads below that",
-        )
+        held = f"held to {limit:g} by a container's limit: keep ranks x threads below that"
+        return CheckState.NOTE, f"{words}, {held}"
     load = os.getloadavg()[0]
     if load > usable / 2:
-        return (
-            CheckState.NOTE,
-            f"{words}; load average {load:.1f}: other programs compete for them, which would show in every step",
-        )
+        compete = "other programs compete for them, which would show in every step"
+        return CheckState.NOTE, f"{words}; load average {load:.1f}: {compete}"
     return CheckState.OK, f"{words}, no limit of a container"
 
 
-def _memory(host: dict[str, Any]) -> tuple[CheckState, str]:
+def _memory(host: dict[str, Any]) -> _Result:
     memory = psutil.virtual_memory()
     limit = host.get("cgroup_memory_limit_bytes")
     words = f"{memory.available / _GB:.1f} GB free of {memory.total / _GB:.1f} GB"
@@ -340,7 +315,7 @@ def _memory(host: dict[str, Any]) -> tuple[CheckState, str]:
     return CheckState.OK, words
 
 
-def _shared_memory() -> tuple[CheckState, str]:
+def _shared_memory() -> _Result:
     place = Path("/dev/shm")
     if not os.access(place, os.W_OK):
         return CheckState.NOTE, f"{place} is not writable: records wait in the temporary folder, on disk"
@@ -351,7 +326,7 @@ def _shared_memory() -> tuple[CheckState, str]:
     return CheckState.OK, words
 
 
-def _clock() -> tuple[CheckState, str]:
+def _clock() -> _Result:
     try:
         source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
     except OSError:
@@ -370,16 +345,9 @@ def _ns_a_reading() -> float:
     return (time.perf_counter_ns() - start) / _READINGS
 
 
-def _processes() -> tuple[CheckState, str]:
-    lacking = [
-        name
-        for name, file in (
-            ("what a process waits in", "wchan"),
-            ("its system call", "syscall"),
-            ("its I/O", "io"),
-        )
-        if not _readable(Path("/proc/self") / file)
-    ]
+def _processes() -> _Result:
+    files = {"wchan": "what a process waits in", "syscall": "its system call", "io": "its I/O"}
+    lacking = [name for file, name in files.items() if not _readable(Path("/proc/self") / file)]
     if not Path("/proc/self/stat").exists():
         return CheckState.NOTE, "/proc is missing: of a job that hangs, only stacks can be recorded"
     if lacking:
@@ -387,7 +355,7 @@ def _processes() -> tuple[CheckState, str]:
     return CheckState.OK, "their state can be read if a job hangs"
 
 
-def _run_directory() -> tuple[CheckState, str]:
+def _run_directory() -> _Result:
     place = Path(RUNS_FOLDER) if Path(RUNS_FOLDER).is_dir() else Path.cwd()
     shown = f"./{RUNS_FOLDER}"
     if not os.access(place, os.W_OK | os.X_OK):
@@ -401,7 +369,7 @@ def _run_directory() -> tuple[CheckState, str]:
     return CheckState.OK, words
 
 
-def _network() -> tuple[CheckState, str]:
+def _network() -> _Result:
     links = [
         # The kernel reports 0 or -1 for links without a speed (virtual ones).
         f"{name} {link.speed / 1e3:g} Gb/s" if link.speed > 0 else name

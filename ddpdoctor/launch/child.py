@@ -26,19 +26,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ddpdoctor.launch.alone import (
-    UnpreparedError,
-    as_own,
-    execute,
-    inherited,
-    not_started,
-    preparing,
-    signals_of,
-    status_of,
-)
+from ddpdoctor.launch.alone import UnpreparedError, as_own, execute, inherited, not_started, preparing
 from ddpdoctor.launch.helper import close_inherited_files
 from ddpdoctor.launch.leftovers import GRACE_S
 from ddpdoctor.parentdeath import die_with_parent
+from ddpdoctor.telemetry.procfs import signals_in
 
 _FROM_KERNEL = 0x80
 _PENDING_S = 0.02
@@ -97,8 +89,7 @@ class GroupSignalDetector:
 
 def _pending(pid: int) -> set[int]:
     """Numbers of the signals that wait for process ``pid`` to unblock them."""
-    status = status_of(pid)
-    return signals_of(status, "ShdPnd") | signals_of(status, "SigPnd")
+    return signals_in(pid, "ShdPnd") | signals_in(pid, "SigPnd")
 
 
 def _end(pid: int) -> None:

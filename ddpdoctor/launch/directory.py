@@ -42,12 +42,8 @@ from ddpdoctor.rundir.owned import (
 from ddpdoctor.rundir.privacy import mask_command, mask_text, recorded_environment
 
 _TASK_VARIABLES = (
-    "SLURM_PROCID",
-    "OMPI_COMM_WORLD_RANK",
-    "PMIX_RANK",
-    "PMI_RANK",
-    "MV2_COMM_WORLD_RANK",
-    "RANK",
+    *("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"),
+    *("PMI_RANK", "MV2_COMM_WORLD_RANK", "RANK"),
 )
 
 

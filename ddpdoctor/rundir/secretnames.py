@@ -52,19 +52,9 @@ _RUN_TOGETHER = re.compile(
 _PASS_OF_WORK = re.compile("forward|backward|single|one|two|multi|num|n|first|second|low|high|band|max|per")
 """Before "pass"."""
 _TWO_WORDS = (
-    "connection string",
-    "webhook url",
-    "hook url",
-    "access signature",
-    "key secret",
-    "otp code",
-    "mfa code",
-    "pass word",
-    "pass phrase",
-    "pass code",
-    "pin code",
-    "access code",
-    "security code",
+    *("connection string", "webhook url", "hook url", "access signature", "key secret"),
+    *("otp code", "mfa code", "pin code", "access code", "security code"),
+    *("pass word", "pass phrase", "pass code"),
 )
 _SAYS_NOTHING = re.compile(r"\d+|value|string|str|base64|b|raw|plain|plaintext|default|env")
 """Last words that leave it to the one before: HF_TOKEN_2, password_b64."""

@@ -16,9 +16,10 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddpdoctor.rundir.heartbeat import Beat
+if TYPE_CHECKING:
+    from ddpdoctor.rundir.heartbeat import Beat
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _INFO_BYTES, _INFO_EXIT = 64, 1 << 3
@@ -32,12 +33,8 @@ _READ, _POLLS = {"x86_64": (0, (7, 23, 270, 271)), "aarch64": (63, (72, 73))}.ge
 )
 """Numbers of system calls: read; poll, select, pselect6, ppoll."""
 _POLLING = (
-    "poll_schedule_timeout",
-    "do_sys_poll",
-    "do_poll",
-    "ep_poll",
-    "do_select",
-    "inet_wait_for_connect",
+    *("poll_schedule_timeout", "do_sys_poll", "do_poll"),
+    *("ep_poll", "do_select", "inet_wait_for_connect"),
 )
 """Kernel functions that a signal interrupts, also with SA_RESTART, see signal(7)."""
 _SLEEPS = {"x86_64": (35, 230), "aarch64": (101, 115)}.get(platform.machine(), ())
@@ -84,7 +81,7 @@ def usage_of(pid: int) -> Usage | None:
         faults=sum(fields[7:11]),
         # A copy inside the kernel counts as characters when it is done, and as bytes of storage meanwhile.
         bytes=_io_bytes(pid),
-        wakes=int(_status(pid, "voluntary_ctxt_switches") or 0),
+        wakes=int(status_field(pid, "voluntary_ctxt_switches") or 0),
     )
 
 
@@ -154,17 +151,23 @@ def _io_bytes(pid: int) -> int:
 
 def tracer_of(pid: int) -> int:
     """Process id of the debugger that is attached, 0 for none."""
-    return int(_status(pid, "TracerPid") or 0)
+    return int(status_field(pid, "TracerPid") or 0)
 
 
 def catches(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal."""
-    return bool(int(_status(pid, "SigCgt") or "0", 16) >> (number - 1) & 1)
+    return number in signals_in(pid, "SigCgt")
+
+
+def signals_in(pid: int, field: str) -> set[int]:
+    """Numbers of the signals in a mask of a process's status, such as ``SigIgn``; none if it is gone."""
+    mask = int(status_field(pid, field) or "0", 16)
+    return {bit + 1 for bit in range(mask.bit_length()) if mask >> bit & 1}
 
 
 def user_of(pid: int) -> int:
     """User id of a process, -1 if it is gone."""
-    return int(_status(pid, "Uid") or -1)
+    return int(status_field(pid, "Uid") or -1)
 
 
 def parent_of(pid: int) -> int:
@@ -196,7 +199,8 @@ def exit_status(pid: int, handle: int) -> int | None:
     return int(_INFO_CODE.unpack_from(info, 60)[0]) if _INFO_MASK.unpack_from(info)[0] & _INFO_EXIT else None
 
 
-def _status(pid: int, name: str) -> str:
+def status_field(pid: int, name: str) -> str:
+    """The first word of a field of /proc/PID/status; "" if the process or the field is not there."""
     for line in _text(Path(f"/proc/{pid}/status")).splitlines():
         if line.startswith(f"{name}:"):
             return line.split()[1]
