@@ -14,6 +14,7 @@ import math
 import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -162,7 +163,5 @@ def _usage() -> str:
 
 
 def _print(sentence: str) -> None:
-    try:
+    with suppress(OSError, ValueError):
         print(f"ddpdoctor: {plain(sentence)}", file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        pass

@@ -91,12 +91,7 @@ def _rooms() -> Iterator[tuple[str, _Room]]:
 
 
 def run_to_end(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    where: Path,
-    log: Path,
-    run: Path,
-    limit_s: float,
+    command: Sequence[str], environment: Mapping[str, str], where: Path, log: Path, run: Path, limit_s: float
 ) -> tuple[int | None, str]:
     """Run a command that records into ``run``, with its output in ``log``: (exit code, why there is none). Its child processes are ended,
     and its spools removed. Raises OSError if it cannot be started."""

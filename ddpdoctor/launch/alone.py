@@ -162,10 +162,8 @@ def run_alone(command: Sequence[str], error: Exception) -> NoReturn:
 
 
 def _say(sentence: str) -> None:
-    try:
+    with suppress(OSError, ValueError):  # stderr is closed
         print(f"ddpdoctor: {plain(sentence)}", file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        pass  # stderr is closed
 
 
 def replace_this_process(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

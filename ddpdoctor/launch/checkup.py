@@ -123,7 +123,8 @@ def probe_interpreter(interpreter: str) -> dict[str, Any]:
         if not found:
             lines = (before or said).strip().splitlines() or ["nothing said"]
             return {"error": f"it ended without an answer: {lines[-1][:_MOST_WORDS]}"}
-        return msgspec.to_builtins(msgspec.json.decode(answer.splitlines()[0], type=_Answer))
+        known: dict[str, Any] = msgspec.to_builtins(msgspec.json.decode(answer.splitlines()[0], type=_Answer))
+        return known
     except (msgspec.DecodeError, RecursionError, IndexError):
         return {"error": "its answer makes no sense"}
 

@@ -23,6 +23,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -97,12 +98,10 @@ def _end(pid: int) -> None:
     if not pid:
         return
     deadline_s = time.monotonic() + _ENDING_S
-    try:
+    with suppress(ChildProcessError):
         while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline_s:
             os.kill(pid, signal.SIGKILL)  # still ours, so the id is
             time.sleep(0.001)
-    except ChildProcessError:
-        pass
 
 
 def _wait_until_killed(libc: ctypes.CDLL, launcher_pid: int) -> None:
@@ -141,11 +140,9 @@ class ExitStatus:
     def take(self) -> NoReturn:
         """End this process the same way, so that its parent gets the job's exit status."""
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with suppress(OSError, ValueError):
                 if stream is not None:  # None if the caller had closed it
                     stream.flush()
-            except (OSError, ValueError):
-                pass
         if self.signal is not None:
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
             if self.signal in signal.valid_signals() - {signal.SIGKILL}:
@@ -267,10 +264,8 @@ class Child:
             self._send(signal.SIGTERM if first else signal.SIGKILL)
 
     def _send(self, number: int) -> None:
-        try:
+        with suppress(OSError):  # a job that became another user, by sudo, takes no signal from this one
             os.kill(self.pid, number)  # not waited for yet, so the id is still its own
-        except OSError:
-            pass  # a job that became another user, by sudo, takes no signal from this one
 
     def _reap(self) -> int | None:
         """The job's wait status once it has ended, else None.

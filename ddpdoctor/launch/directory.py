@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,8 +98,9 @@ def _stamp(epoch_s: float) -> str:
 def _parent_started_s() -> float:
     """Start of the parent process, epoch seconds: all launchers of a job on this host have the same parent."""
     ticks, booted_s = started(os.getppid()), boot_time_s()
-    known = ticks is not None and booted_s is not None
-    return booted_s + ticks / os.sysconf("SC_CLK_TCK") if known else time.time()
+    if ticks is None or booted_s is None:
+        return time.time()
+    return booted_s + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _working_directory() -> str:
@@ -178,15 +180,13 @@ class Launch:
 
     def withdraw(self) -> None:
         """Remove the records of a launcher whose command could not be started, and the run directory if it is then empty."""
-        try:
+        with suppress(OSError):
             self.record.unlink()
             self.record.parent.rmdir()
             if self.owner:
                 (self.run / MANIFEST_FILE).unlink()
                 (self.run / "hosts").rmdir()
                 self.run.rmdir()
-        except OSError:
-            pass
 
     def others_running(self) -> list[str]:
         """``host:pid`` of the run's other launchers that are not known to have ended. The record of an ended one is not read again."""
@@ -224,13 +224,11 @@ def open_run(out: Path | None, name: str, identity: JobIdentity, document: dict[
 
 def _writable_base() -> Path:
     """``ddpdoctor-runs`` in the working directory; if that is read-only or deleted, a private folder in the folder for temporary files."""
-    try:
+    with suppress(OSError):
         base = Path.cwd() / RUNS_FOLDER
         base.mkdir(exist_ok=True)
         if os.access(base, os.W_OK | os.X_OK) and is_own_folder(str(base)):
             return base
-    except OSError:
-        pass
     base = Path(tempfile.gettempdir()) / f"{RUNS_FOLDER}-{os.getuid()}"
     try:
         make_private_folder(str(base))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ddpdoctor.launch.hang_message import (
 )
 from ddpdoctor.launch.helper import JOB_ENDED, AnalysisProcess, send
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.launch.rankwatch import Activity, HostWatchedRanks, WatchedRank
+from ddpdoctor.launch.rankwatch import Activity, HostWatchedRanks, WatchedRank, is_silent
 from ddpdoctor.launch.unjoined import UnjoinedRank, UnjoinedRanks
 from ddpdoctor.readable import is_readable
 from ddpdoctor.rundir.files import read_json
@@ -36,8 +37,6 @@ from ddpdoctor.telemetry.procfs import process_document
 
 PERIOD_S = 1.0
 """Between two polls: each costs 0.2 ms per rank."""
-_ANSWERS_S = 5.0
-"""Deadline for answers of ranks: their status threads look for requests once a second, more rarely if processors are short."""
 _AGAIN_S = 30.0
 """Between two updates of ``stall.json`` during a hang."""
 _GOES_ON_S = 3.0
@@ -160,16 +159,14 @@ class HangMonitor:
             self._ask_for_others(current)
         elif self._asked_s is None:
             self._ask_all(current)
-        elif all(map(self._has_answered, candidate.waiting + candidate.blocking)) or self._is_late():
+        elif all(map(self._has_answered, candidate.waiting + candidate.blocking)) or is_silent(
+            self._asked_s, time.monotonic()
+        ):
             if candidate.unknown:
                 self._report_unknown(candidate, current)
             else:
                 self._asked_s = None
                 self._report_hang(candidate, current)
-
-    def _is_late(self) -> bool:
-        """Whether the deadline for answers to the last request has passed."""
-        return self._asked_s is None or time.monotonic() - self._asked_s > _ANSWERS_S
 
     def _report_unknown(self, candidate: HangCandidate, current: list[WatchedRank]) -> None:
         """Warn, once per silence, that it is unknown whether the job hangs. Nothing is written to the run directory."""
@@ -206,10 +203,8 @@ class HangMonitor:
         if isinstance(rank, UnjoinedRank):
             rank.ask()
             return
-        try:
+        with suppress(OSError):  # it has gone meanwhile, or its spool is
             ask(rank.spool, self._request)
-        except OSError:
-            pass  # it has gone meanwhile, or its spool is
 
     def _has_answered(self, rank: WatchedRank) -> bool:
         if not rank.alive or rank.holds_gil:
@@ -328,7 +323,7 @@ class HangMonitor:
             return False
         if self._asked_s is None:
             self._ask_all(current)
-        if not (all(map(self._has_answered, current)) or self._is_late()):
+        if not (all(map(self._has_answered, current)) or is_silent(self._asked_s, time.monotonic())):
             return False
         self._asked_s = None
         doubts = doubts_of(current, self._has_answered)
@@ -362,10 +357,8 @@ class HangMonitor:
         return list(found.values())
 
     def _keep(self, name: str, document: dict[str, Any]) -> None:
-        try:
+        with suppress(OSError):  # its memory is full, or gone
             keep_host_document(self._root, name, document)
-        except OSError:
-            pass  # its memory is full, or gone
 
     def _finish(self) -> None:
         self._look()

@@ -173,7 +173,7 @@ def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
 
     If the earlier run was only renamed within its folder, its spools stay: ``recover`` finds them by its id.
     """
-    try:
+    with suppress(OSError):
         for other in root.parent.glob(f"{own_roots_prefix()}*"):
             if other == root:
                 continue
@@ -190,8 +190,6 @@ def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
                     with suppress(OSError):
                         discard(spool)
             remove_root(str(other))
-    except OSError:
-        pass
 
 
 def stale_roots(root: Path) -> list[Path]:

@@ -31,12 +31,7 @@ from ddpdoctor.launch.child import Child, ExitStatus
 from ddpdoctor.launch.directory import Launch, default_run_name, job_identity, new_manifest, open_run
 from ddpdoctor.launch.hang_monitor import END_S, HangMonitor
 from ddpdoctor.launch.helper import Beat, HelperProcess, StorageTimeoutError, run_with_timeout
-from ddpdoctor.launch.leftovers import (
-    HostRanks,
-    Orphans,
-    clear_spools_of_earlier_runs,
-    drain_spools,
-)
+from ddpdoctor.launch.leftovers import HostRanks, Orphans, clear_spools_of_earlier_runs, drain_spools
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.storage_process import StorageProcess
 from ddpdoctor.rundir.handover import clear_raw_folders
@@ -149,10 +144,7 @@ def run_job(
 
 
 def _started(
-    command: Sequence[str],
-    options: RunOptions,
-    base: dict[str, str],
-    diagnose: Callable[[Path], str] | None,
+    command: Sequence[str], options: RunOptions, base: dict[str, str], diagnose: Callable[[Path], str] | None
 ) -> tuple[_Recording, Child]:
     """Start the job and its recording. Raises DdpDoctorError if ``options.out`` must not be written to, CommandNotStartedError,
     UnpreparedError; in each case the job does not run and nothing is left."""
@@ -296,10 +288,8 @@ class _Recording:
             "signal": number,
             "at_ns": time.time_ns(),
         }
-        try:
+        with suppress(Exception):  # its memory is full, or gone
             keep_host_document(str(self.spool), ASKED_FILE, document)
-        except Exception:
-            pass  # its memory is full, or gone
 
     def _finish(self, command: Sequence[str], status: ExitStatus, child: Child) -> tuple[int, bool]:
         """Gather what the job left. Returns the number of ranks recorded, and whether it is known how ranks stopped. Raises

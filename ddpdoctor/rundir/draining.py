@@ -18,7 +18,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Callable, NamedTuple
 
 from .compaction import DiskBudget, stream_end, stream_end_of, thinned_head
@@ -104,10 +104,8 @@ def recover(run: str) -> list[str]:
     failure = None
     deadline_s = time.monotonic() + PATIENCE_S
     for root in roots_of(run):
-        try:
+        with suppress(OSError):  # there are none, or the run directory cannot take the ranks' records either
             copy_host_documents(root, run)
-        except OSError:
-            pass  # there are none, or the run directory cannot take the ranks' records either
     for directory, target in spools_of(run):
         try:
             drain(directory, run=run, deadline_s=deadline_s, with_stop_files=True)

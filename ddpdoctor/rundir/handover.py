@@ -26,7 +26,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Callable
 
 from .layout import (
@@ -161,10 +161,8 @@ def _compressed(order: dict[str, Any], rank_fd: int, beat: Callable[[], None], n
         except (ValueError, FileNotFoundError) as error:
             window = {"state": "failed", "why": f"{type(error).__name__}: {error}"}
         finally:
-            try:
+            with suppress(OSError):
                 os.unlink(temporary, dir_fd=rank_fd)
-            except OSError:
-                pass
         for name in os.listdir(source):
             os.unlink(name, dir_fd=source)
     os.rmdir(raw)
@@ -180,12 +178,10 @@ def _compress(
     beat: Callable[[], None],
 ) -> int:
     """Copy a trace, compressed; its size in bytes. Raises TooLargeError, OSError, ValueError."""
-    try:
+    with suppress(FileNotFoundError):
         os.unlink(
             temporary, dir_fd=rank_fd
         )  # cut off; truncated instead, it might be a hard link to another file
-    except FileNotFoundError:
-        pass
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with (
         open(open_file(RAW_FILE, source, os.O_RDONLY), "rb") as trace,
@@ -212,7 +208,7 @@ def _compress(
 
 def add_trouble(spool: int, words: str) -> None:
     """Have rank.json say that something could not be copied, once it can be copied. Never raises."""
-    try:
+    with suppress(OSError, ValueError, AttributeError, TypeError):
         from .privacy import mask_text
 
         words, news = mask_text(words), _outcomes(spool)
@@ -220,8 +216,6 @@ def add_trouble(spool: int, words: str) -> None:
         if words not in known and len(known) < _MOST_TROUBLES:
             known.append(words)
             _write_outcomes(spool, news)
-    except (OSError, ValueError, AttributeError, TypeError):
-        pass
 
 
 def _outcomes(spool: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,10 +61,8 @@ def create_unjoined_file(root: str, rank: int) -> tuple[int, str]:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     with private_folder(root) as root_fd:
         handle = open_file(name, root_fd, flags)
-    try:
+    with suppress(OSError):  # a file system without locks
         lock_now(handle)  # the kernel reports the holder in the pid namespace of the process that asks
-    except OSError:
-        pass  # a file system without locks
     return handle, os.path.join(root, name)
 
 
@@ -120,11 +119,8 @@ def read_unjoined(path: str) -> UnjoinedStatus:
 
 def remove_unjoined_file(path: str) -> None:
     """Remove the file. Never raises."""
-    try:
-        with private_folder(os.path.dirname(path)) as root_fd:
-            os.unlink(os.path.basename(path), dir_fd=root_fd)
-    except OSError:
-        pass
+    with suppress(OSError), private_folder(os.path.dirname(path)) as root_fd:
+        os.unlink(os.path.basename(path), dir_fd=root_fd)
 
 
 def is_unjoined_file(name: str) -> bool:
@@ -224,7 +220,7 @@ def copier_lock_is_held(root: str) -> bool:
 
 def remove_root(root: str) -> None:
     """Remove the root of a run's spools if it has no spool. Never raises."""
-    try:
+    with suppress(OSError):
         with private_folder(root) as root_fd:
             names = os.listdir(root_fd)
             if all(
@@ -234,5 +230,3 @@ def remove_root(root: str) -> None:
                 for name in names:
                     os.unlink(name, dir_fd=root_fd)
         os.rmdir(root)
-    except OSError:
-        pass

@@ -10,7 +10,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from .files import folders_in, is_regular, listed, read_json, reading
@@ -71,12 +71,9 @@ def is_run_directory(path: str) -> bool:
 
     Other tools' folders may contain a ``manifest.json`` or ``ranks`` too, so its content is checked.
     """
-    try:
-        with reading(os.path.join(path, MANIFEST_FILE)) as manifest:
-            if b"ddpdoctor" in manifest.read(_MANIFEST_HEAD):
-                return True
-    except (OSError, ValueError):
-        pass
+    with suppress(OSError, ValueError), reading(os.path.join(path, MANIFEST_FILE)) as manifest:
+        if b"ddpdoctor" in manifest.read(_MANIFEST_HEAD):
+            return True
     ranks = os.path.join(path, "ranks")
     try:
         names = folders_in(ranks)
@@ -160,10 +157,8 @@ def host_directory(run: str, host: str) -> str:
 def claim_rank_directory(run: int, rank: int) -> str:
     """Make a new folder for this rank's recording in an open run directory, never one that exists, and return its name.
     Raises OSError."""
-    try:
+    with suppress(FileExistsError):
         os.mkdir("ranks", dir_fd=run)
-    except FileExistsError:
-        pass
     with folder("ranks", run) as ranks:
         repeat = 0
         while repeat < _MOST_REPEATS:

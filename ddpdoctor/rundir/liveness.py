@@ -27,6 +27,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -113,10 +114,8 @@ class Writing:
         replace_file(WRITER_FILE, folder, encoded(self._document))
         self._handle = open_file(LOCK_FILE, folder, os.O_RDWR | os.O_CREAT)
         self._file = file_identity(self._handle)
-        try:
+        with suppress(OSError):  # a file system without locks: only the process itself shows it
             lock_now(self._handle)
-        except OSError:
-            pass  # a file system without locks: only the process itself shows it
 
     def is_in(self, folder: int) -> bool:
         """Whether the marks are still in ``folder`` and the lock is held; a job that closes all descriptors loses
@@ -131,10 +130,8 @@ class Writing:
     def end(self, folder: int | None = None) -> None:
         """Mark in ``folder`` that this process does not write any more. Never raises."""
         if folder is not None:
-            try:
+            with suppress(OSError):
                 replace_file(WRITER_FILE, folder, encoded({**self._document, "closed_ns": time.time_ns()}))
-            except OSError:
-                pass
         # The job may have closed all files it did not know, and the number be one of its own now.
         if file_identity(self._handle) == self._file:
             os.close(self._handle)
@@ -192,10 +189,8 @@ def _note_seen(folder: int, pid: int, own_namespace: int) -> None:
     lock."""
     seen = {"namespace": own_namespace, "pid": pid, "started": started(pid)}
     if seen["started"] is not None and read_object(SEEN_FILE, folder) != seen:
-        try:
+        with suppress(OSError):  # its memory is full: the next look tries again
             replace_file(SEEN_FILE, folder, encoded(seen))
-        except OSError:
-            pass  # its memory is full: the next look tries again
 
 
 def writer_of(spool: str) -> Writer:

@@ -18,6 +18,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -137,7 +138,7 @@ def _document(spool: str, name: str) -> dict[str, Any] | None:
 def delete_requests(spool: str, request: int, *names: str) -> None:
     """Remove a request and its answer, unless another process has made a request since. Never raises."""
     for name in {STACKS_QUESTION, STACKS_FILE, CAPTURE_ORDER, CAPTURE_ANSWER}.intersection(names):
-        try:
+        with suppress(OSError):
             asked = (
                 request_in(spool, name)
                 if name == STACKS_QUESTION
@@ -146,8 +147,6 @@ def delete_requests(spool: str, request: int, *names: str) -> None:
             if asked == request:
                 with opened_spool(spool) as spool_fd:
                     os.unlink(name, dir_fd=spool_fd)
-        except OSError:
-            pass
 
 
 @dataclass(frozen=True)

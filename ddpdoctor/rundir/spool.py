@@ -33,6 +33,7 @@ import mmap
 import os
 import tempfile
 import time
+from contextlib import suppress
 from math import log2
 from typing import Any
 
@@ -224,12 +225,9 @@ class Spool:
         one thread, but not the one that writes. Raises OSError."""
         if self._closed:
             return False
-        try:
-            with opened_spool(self.directory) as spool_fd:
-                if self._is_whole(spool_fd):
-                    return False
-        except FileNotFoundError:
-            pass
+        with suppress(FileNotFoundError), opened_spool(self.directory) as spool_fd:
+            if self._is_whole(spool_fd):
+                return False
         make_private_folder(self._root)
         with private_folder(self._root) as root:
             make_private_folder(self._name, root)
@@ -280,11 +278,8 @@ class Spool:
 
     def withdraw(self, name: str) -> None:
         """Remove the document of that ``name`` from the spool. Raises OSError."""
-        with opened_spool(self.directory) as spool_fd:
-            try:
-                os.unlink(name, dir_fd=spool_fd)
-            except FileNotFoundError:
-                pass
+        with opened_spool(self.directory) as spool_fd, suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=spool_fd)
 
     def shared(self, name: str, size: int) -> mmap.mmap:
         """Memory of ``size`` bytes, all NUL, that is the content of a new file here and survives the process; until
@@ -339,21 +334,17 @@ class Spool:
 def _reserve(spool_fd: int) -> None:
     """Reserve room for rank.json, which reports what could not be stored. Never raises."""
     if identity_of(RESERVE_FILE, spool_fd) is None:
-        try:
+        with suppress(OSError):
             replace_file(RESERVE_FILE, spool_fd, bytes(_RESERVE_BYTES))
-        except OSError:
-            pass
 
 
 def _remove_begun(name: str, root: int) -> None:
-    try:
+    with suppress(OSError):
         with private_folder(name, root) as spool_fd:
             for file in (*WRITER_FILES, TARGET_FILE):
                 if identity_of(file, spool_fd) is not None:
                     os.unlink(file, dir_fd=spool_fd)
         os.rmdir(name, dir_fd=root)
-    except OSError:
-        pass
 
 
 def _new_folder(root: int, rank: int) -> str:

@@ -209,11 +209,7 @@ STANDING: Mapping[str, Check] = {
     "raised": _list_of(_RAISED),
     "errors": _list_of(_text),
 }
-ENDING: Mapping[str, Check] = {
-    **PROGRESS,
-    "how": _text,
-    "raised": _list_of(_RAISED),
-}
+ENDING: Mapping[str, Check] = {**PROGRESS, "how": _text, "raised": _list_of(_RAISED)}
 CALL: Mapping[str, Check] = {
     **dict.fromkeys((CallField.OPEN.value, CallField.NUMBER.value, CallField.TURN.value), _count),
     **dict.fromkeys((CallField.LAST_TURN.value, CallField.TURN_BEFORE.value, LineField.STEP.value), _count),
@@ -238,11 +234,7 @@ STALL: Mapping[str, Check] = {
         )
     ),
 }
-ASKED: Mapping[str, Check] = {
-    **_each(_text, "schema host boot"),
-    "signal": _count,
-    "at_ns": is_moment,
-}
+ASKED: Mapping[str, Check] = {**_each(_text, "schema host boot"), "signal": _count, "at_ns": is_moment}
 ENDS: Mapping[str, Check] = {
     **_each(_text, "schema host boot"),
     "oom_kills": _count,

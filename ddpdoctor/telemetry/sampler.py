@@ -256,12 +256,7 @@ class TelemetrySampler:
 
     def _take(self, gpus: NvmlSampler, host: HostSampler, ranks: ProcessTreeSampler, *, final: bool) -> None:
         began_ns, t_ns = time.thread_time_ns(), time.time_ns()
-        sample = {
-            "t_ns": t_ns,
-            "host": host.sample(),
-            "ranks": ranks.sample(),
-            "gpus": gpus.sample(),
-        }
+        sample = {"t_ns": t_ns, "host": host.sample(), "ranks": ranks.sample(), "gpus": gpus.sample()}
         if final:
             sample["final"] = True
         written = self._write(sample)
