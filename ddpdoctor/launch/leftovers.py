@@ -15,17 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ddpdoctor.rundir import layout
 from ddpdoctor.rundir.draining import PATIENCE_S, Waiting, discard, drain, unsaved_sentence, waiting_in
 from ddpdoctor.rundir.files import read_json
 from ddpdoctor.rundir.host_files import copy_host_documents, remove_root, unjoined_files
-from ddpdoctor.rundir.layout import (
-    MANIFEST_FILE,
-    RANK_FILE,
-    OtherRunError,
-    parse_spool_name,
-    run_of,
-    target_of,
-)
 from ddpdoctor.rundir.liveness import State, is_over, is_running, last_change_s, started, writer_of
 from ddpdoctor.rundir.owned import private_folder
 from ddpdoctor.rundir.spool import own_roots_prefix, roots_of, spools_in
@@ -68,8 +61,8 @@ class HostRanks:
         for folder in self._folders():
             if time.monotonic() > deadline_s:
                 return
-            if folder.name not in self._known and (folder / RANK_FILE).exists():
-                info = read_json(str(folder / RANK_FILE), []) or {}
+            if folder.name not in self._known and (folder / layout.RANK_FILE).exists():
+                info = read_json(str(folder / layout.RANK_FILE), []) or {}
                 here = info.get("host") == self._host and info.get("pid")
                 self._known[folder.name] = info if here else None
 
@@ -86,7 +79,7 @@ class HostRanks:
         ]
 
     def _is_saving(self, folder: str) -> bool:
-        info = read_json(str(self._ranks / folder / RANK_FILE), []) or {}
+        info = read_json(str(self._ranks / folder / layout.RANK_FILE), []) or {}
         window = info.get("window")
         return isinstance(window, dict) and window.get("state") == "saving"
 
@@ -127,12 +120,12 @@ def drain_spools(root: Path, beat: Callable[[], None] = lambda: None, run: Path 
         except OSError as error:
             if not dead or not Path(spool).exists():
                 continue  # in the second case another launcher of this host was faster
-            if isinstance(error, (FileNotFoundError, OtherRunError)):
+            if isinstance(error, (FileNotFoundError, layout.OtherRunError)):
                 with suppress(OSError):
                     discard(spool)
                 gone.add(target)
             else:
-                waiting.setdefault(run_of(target), []).append(waiting_in(spool, target))
+                waiting.setdefault(layout.run_of(target), []).append(waiting_in(spool, target))
                 failure = error
     if run is not None:
         try:
@@ -153,7 +146,7 @@ def ranks_of_spools(root: Path) -> dict[int, int]:
     translated to this one."""
     found = []
     for spool in spools_in(str(root)):
-        named = parse_spool_name(spool)
+        named = layout.parse_spool_name(spool)
         state, pid = writer_of(spool)
         if named is not None and pid:
             found.append((state is State.WRITING, pid, named[0]))
@@ -162,7 +155,7 @@ def ranks_of_spools(root: Path) -> dict[int, int]:
 
 def _target_of(spool: str) -> str:
     try:
-        return target_of(spool)
+        return layout.target_of(spool)
     except OSError:
         return ""
 
@@ -182,7 +175,7 @@ def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
             if not spools or any(
                 str(other) in roots_of(str(path))
                 for path in run.parent.iterdir()
-                if path != run and (path / MANIFEST_FILE).is_file()
+                if path != run and (path / layout.MANIFEST_FILE).is_file()
             ):
                 continue
             for spool in spools:

@@ -29,20 +29,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Callable
 
-from .layout import (
-    ASIDE,
-    CARRIED_FILE,
-    DOCUMENTS,
-    FAULTS_FILE,
-    MOST_CAPTURES,
-    QUESTION_FILE,
-    RANK_FILE,
-    STANDING_FILE,
-    STOP_FILES,
-    TRACE_FILE,
-    capture_file,
-    handover_file,
-)
+from . import layout
 from .liveness import State, Writing, last_change_s, writer_in
 from .owned import encoded, open_file, private_folder, read_file, read_object, replace_file
 from .spool import own_roots_pattern
@@ -62,8 +49,8 @@ class TooLargeError(Exception):
 
 def copy_documents(spool: int, rank_fd: int) -> None:
     """Copy the documents in an open spool to the rank's open folder, and remove them from the spool. Raises OSError."""
-    for name in sorted(DOCUMENTS):
-        aside = f"{name}{ASIDE}"
+    for name in sorted(layout.DOCUMENTS):
+        aside = f"{name}{layout.ASIDE}"
         _put_back(name, aside, spool)  # of a copy that was cut off
         try:
             # What the rank writes meanwhile is another file, to be copied the next time.
@@ -72,7 +59,7 @@ def copy_documents(spool: int, rank_fd: int) -> None:
             continue
         try:
             data = read_file(aside, spool)
-            if name == RANK_FILE:
+            if name == layout.RANK_FILE:
                 data = _with_news(data, _outcomes(spool))
             replace_file(name, rank_fd, data, mode=0o666)
         except BaseException:
@@ -95,10 +82,12 @@ def _put_back(name: str, aside: str, spool: int) -> None:
 def copy_stop_files(spool: int, rank_fd: int, over: bool) -> None:
     """Copy the status files to the rank's open folder after a request, or if the rank is ``over``: its process
     writes to the spool no more. Raises OSError."""
-    mark = [_changed_ns(name, spool) for name in (QUESTION_FILE, STANDING_FILE, FAULTS_FILE)]
+    mark = [
+        _changed_ns(name, spool) for name in (layout.QUESTION_FILE, layout.STANDING_FILE, layout.FAULTS_FILE)
+    ]
     if not over and (mark[0] is None or _outcomes(spool).get("last_words") == mark):
         return
-    for name in sorted(STOP_FILES):
+    for name in sorted(layout.STOP_FILES):
         try:
             data = read_file(name, spool)
         except FileNotFoundError:
@@ -119,13 +108,13 @@ def take_traces(spool: int, rank_fd: int, beat: Callable[[], None]) -> None:
     """Compress the traces that were handed over, if some were, into the rank's open folder, and write the outcome to
     rank.json. Raises OSError where there is no room; it is tried again later then."""
     there = set(os.listdir(spool))
-    for number in range(MOST_CAPTURES + 1):
-        if handover_file(number) in there:
+    for number in range(layout.MOST_CAPTURES + 1):
+        if layout.handover_file(number) in there:
             _take_trace(spool, rank_fd, beat, number)
 
 
 def _take_trace(spool: int, rank_fd: int, beat: Callable[[], None], number: int) -> None:
-    handed_over = handover_file(number)
+    handed_over = layout.handover_file(number)
     try:
         order = json.loads(read_file(handed_over, spool))
     except FileNotFoundError:
@@ -134,7 +123,9 @@ def _take_trace(spool: int, rank_fd: int, beat: Callable[[], None], number: int)
     if time.monotonic() < float(news.get("not_before_s") or 0.0):
         return
     try:
-        window = _compressed(order, rank_fd, beat, capture_file(number) if number else TRACE_FILE)
+        window = _compressed(
+            order, rank_fd, beat, layout.capture_file(number) if number else layout.TRACE_FILE
+        )
     except OSError:
         _write_outcomes(spool, {**news, "not_before_s": time.monotonic() + _TRY_AGAIN_S})
         raise
@@ -143,7 +134,9 @@ def _take_trace(spool: int, rank_fd: int, beat: Callable[[], None], number: int)
     else:
         news["window"] = window
     _write_outcomes(spool, news)
-    replace_file(RANK_FILE, rank_fd, _with_news(read_file(RANK_FILE, rank_fd), news), mode=0o666)
+    replace_file(
+        layout.RANK_FILE, rank_fd, _with_news(read_file(layout.RANK_FILE, rank_fd), news), mode=0o666
+    )
     os.unlink(handed_over, dir_fd=spool)
 
 
@@ -219,11 +212,11 @@ def add_trouble(spool: int, words: str) -> None:
 
 
 def _outcomes(spool: int) -> dict[str, Any]:
-    return read_object(CARRIED_FILE, spool) or {}
+    return read_object(layout.CARRIED_FILE, spool) or {}
 
 
 def _write_outcomes(spool: int, news: dict[str, Any]) -> None:
-    replace_file(CARRIED_FILE, spool, encoded(news))
+    replace_file(layout.CARRIED_FILE, spool, encoded(news))
 
 
 def _with_news(data: bytes, news: dict[str, Any]) -> bytes:

@@ -22,23 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import owned
 from .files import parsed
 from .layout import ASKED_FILE, ENDS_FILE, STALL_FILE, host_directory
-from .owned import (
-    encoded,
-    file_identity,
-    folder,
-    identity_of,
-    lock_holder,
-    lock_now,
-    make_private_folder,
-    open_file,
-    private_folder,
-    read_file,
-    read_object,
-    replace_file,
-    unlock,
-)
 
 _PREFIX = "unjoined-"
 _MOST_BYTES = 1 << 20
@@ -59,10 +45,10 @@ def create_unjoined_file(root: str, rank: int) -> tuple[int, str]:
     """Make the file of this process. Returns its descriptor and path. Raises OSError."""
     name = f"{_PREFIX}{rank}-{os.getpid()}"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    with private_folder(root) as root_fd:
-        handle = open_file(name, root_fd, flags)
+    with owned.private_folder(root) as root_fd:
+        handle = owned.open_file(name, root_fd, flags)
     with suppress(OSError):  # a file system without locks
-        lock_now(handle)  # the kernel reports the holder in the pid namespace of the process that asks
+        owned.lock_now(handle)  # the kernel reports the holder in the pid namespace of the process that asks
     return handle, os.path.join(root, name)
 
 
@@ -70,8 +56,8 @@ def unjoined_file_holder(path: str) -> int | None:
     """The process whose file this is, by its id in the caller's pid namespace, 0 if it cannot be seen from there;
     None if no process holds it. Never raises."""
     try:
-        with private_folder(os.path.dirname(path)) as root_fd:
-            return lock_holder(os.path.basename(path), root_fd)
+        with owned.private_folder(os.path.dirname(path)) as root_fd:
+            return owned.lock_holder(os.path.basename(path), root_fd)
     except OSError:
         return None
 
@@ -84,7 +70,7 @@ def append_unjoined(handle: int, /, **about: Any) -> None:
 def unjoined_files(root: str) -> list[tuple[int, int, str]]:
     """Rank, process id and path of each such file, sorted. Never raises."""
     try:
-        with private_folder(root) as root_fd:
+        with owned.private_folder(root) as root_fd:
             names = os.listdir(root_fd)
     except OSError:
         return []
@@ -99,8 +85,8 @@ def unjoined_files(root: str) -> list[tuple[int, int, str]]:
 def read_unjoined(path: str) -> UnjoinedStatus:
     """Read a rank's file; empty without one. Never raises."""
     try:
-        with private_folder(os.path.dirname(path)) as root_fd:
-            data = read_file(os.path.basename(path), root_fd)[-_MOST_BYTES:]
+        with owned.private_folder(os.path.dirname(path)) as root_fd:
+            data = owned.read_file(os.path.basename(path), root_fd)[-_MOST_BYTES:]
     except OSError:
         return UnjoinedStatus()
     about: dict[str, Any] = {}
@@ -119,7 +105,7 @@ def read_unjoined(path: str) -> UnjoinedStatus:
 
 def remove_unjoined_file(path: str) -> None:
     """Remove the file. Never raises."""
-    with suppress(OSError), private_folder(os.path.dirname(path)) as root_fd:
+    with suppress(OSError), owned.private_folder(os.path.dirname(path)) as root_fd:
         os.unlink(os.path.basename(path), dir_fd=root_fd)
 
 
@@ -135,36 +121,36 @@ def host_document(root: str, name: str) -> dict[str, Any]:
     """A document that another launcher of this host has written; empty if there is none, or it is not this user's
     own. Never raises."""
     try:
-        with private_folder(root) as root_fd:
-            return read_object(name, root_fd) or {}
+        with owned.private_folder(root) as root_fd:
+            return owned.read_object(name, root_fd) or {}
     except OSError:
         return {}
 
 
 def keep_host_document(root: str, name: str, document: dict[str, Any]) -> None:
     """Write ``document`` in place of the one of that ``name``, for the host that its ``host`` names. Raises OSError."""
-    make_private_folder(root)
-    with private_folder(root) as root_fd:
-        replace_file(name, root_fd, encoded(document))
+    owned.make_private_folder(root)
+    with owned.private_folder(root) as root_fd:
+        owned.replace_file(name, root_fd, owned.encoded(document))
 
 
 def copy_host_documents(root: str, run: str, known: dict[str, int] | None = None) -> None:
     """Copy the documents below ``root`` to the folders of their hosts. ``known`` remembers what earlier calls
     copied. Raises OSError."""
-    with private_folder(root) as root_fd:
+    with owned.private_folder(root) as root_fd:
         for name in HOST_DOCUMENTS:
             try:
                 changed_ns = os.stat(name, dir_fd=root_fd, follow_symlinks=False).st_mtime_ns
                 if known is not None and known.get(name) == changed_ns:
                     continue
-                data = read_file(name, root_fd)
+                data = owned.read_file(name, root_fd)
                 host = json.loads(data).get("host")
             except (FileNotFoundError, ValueError, AttributeError):
                 continue
             host_folder = host_directory(run, str(host))
             os.makedirs(host_folder, exist_ok=True)
-            with folder(host_folder) as handle:
-                replace_file(name, handle, data, mode=0o666)
+            with owned.folder(host_folder) as handle:
+                owned.replace_file(name, handle, data, mode=0o666)
             if known is not None:
                 known[name] = changed_ns
 
@@ -187,13 +173,15 @@ class HostLock:
         """Take the lock. True if this process holds it now, also from before; False if another process does, or the
         root cannot be used."""
         try:
-            with private_folder(self._root) as root_fd:
-                if self._handle >= 0 and file_identity(self._handle) == identity_of(self._file, root_fd):
+            with owned.private_folder(self._root) as root_fd:
+                if self._handle >= 0 and owned.file_identity(self._handle) == owned.identity_of(
+                    self._file, root_fd
+                ):
                     return True
                 # The file was removed: other processes would not find the lock.
                 self.release()
-                handle = open_file(self._file, root_fd, os.O_RDWR | os.O_CREAT)
-                if lock_now(handle):
+                handle = owned.open_file(self._file, root_fd, os.O_RDWR | os.O_CREAT)
+                if owned.lock_now(handle):
                     self._handle = handle
                 else:
                     os.close(handle)
@@ -205,15 +193,15 @@ class HostLock:
         """Release the lock."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
-            unlock(handle)
+            owned.unlock(handle)
             os.close(handle)
 
 
 def copier_lock_is_held(root: str) -> bool:
     """Whether another process copies the spools in ``root``. Never raises."""
     try:
-        with private_folder(root) as root_fd:
-            return lock_holder(_COPIER, root_fd) is not None
+        with owned.private_folder(root) as root_fd:
+            return owned.lock_holder(_COPIER, root_fd) is not None
     except OSError:
         return False
 
@@ -221,7 +209,7 @@ def copier_lock_is_held(root: str) -> bool:
 def remove_root(root: str) -> None:
     """Remove the root of a run's spools if it has no spool. Never raises."""
     with suppress(OSError):
-        with private_folder(root) as root_fd:
+        with owned.private_folder(root) as root_fd:
             names = os.listdir(root_fd)
             if all(
                 name in (_COPIER, HANG_MONITOR, METRICS_SERVER, *HOST_DOCUMENTS) or is_unjoined_file(name)

@@ -15,16 +15,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import PurePath
 
-from .secretnames import (
-    ATTACHED_ONLY,
-    SHORT_OPTIONS,
-    holds_value,
-    is_hash,
-    is_no_secret,
-    names_secret,
-    program_secrets,
-    secret_values,
-)
+from . import secretnames
 
 _FORMS = (
     # Models and experiments: Hugging Face, OpenAI, Anthropic and others after sk-, W&B, Replicate, Groq, xAI, NVIDIA, ...
@@ -182,7 +173,11 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
     masked.
     """
     return {
-        name: MASK if names_secret(name) else value if is_hash(name, value) else mask_text(value)
+        name: MASK
+        if secretnames.names_secret(name)
+        else value
+        if secretnames.is_hash(name, value)
+        else mask_text(value)
         for name, value in sorted(environment.items())
         if _ALLOWED.fullmatch(name)
     }
@@ -197,10 +192,10 @@ def mask_text(text: str) -> str:
     kept, cut = _cut(text)
     kept = mask_urls(PRIVATE_KEY.sub(MASK, kept), MASK)
     kept = NETRC.sub(rf"\g<1>{MASK}", kept)
-    for begin, end in reversed(list(program_secrets(kept))):
+    for begin, end in reversed(list(secretnames.program_secrets(kept))):
         kept = kept[:begin] + MASK + kept[end:]
     done, position = [], 0
-    for begin, end, secret in secret_values(kept):
+    for begin, end, secret in secretnames.secret_values(kept):
         done += [_without_tokens(kept[position:begin]), MASK if secret else kept[begin:end]]
         position = end
     return "".join([*done, _without_tokens(kept[position:]), cut])
@@ -256,13 +251,13 @@ def _mask_argument(argument: str, before: str) -> str:
     if (
         before.startswith("-")
         and "=" not in before
-        and names_secret(before)
-        and holds_value(before, argument)
+        and secretnames.names_secret(before)
+        and secretnames.holds_value(before, argument)
     ):
-        return argument if is_no_secret(argument) else MASK
-    if _SETTING.fullmatch(before) and names_secret(before) and not argument.startswith("-"):
-        return argument if is_no_secret(argument) else MASK
-    if before.startswith("-") and is_hash(before, argument):
+        return argument if secretnames.is_no_secret(argument) else MASK
+    if _SETTING.fullmatch(before) and secretnames.names_secret(before) and not argument.startswith("-"):
+        return argument if secretnames.is_no_secret(argument) else MASK
+    if before.startswith("-") and secretnames.is_hash(before, argument):
         return argument
     if _OPTION_OF_TEXT.fullmatch(before):
         return mask_text(argument)
@@ -270,9 +265,9 @@ def _mask_argument(argument: str, before: str) -> str:
     position = 0
     while assigned := _ASSIGNED.match(argument, position):
         position = assigned.end()
-        if names_secret(assigned[1]):
+        if secretnames.names_secret(assigned[1]):
             value = argument[position:]
-            return argument if is_no_secret(value) else mask_text(argument[:position]) + MASK
+            return argument if secretnames.is_no_secret(value) else mask_text(argument[:position]) + MASK
     return mask_text(argument)
 
 
@@ -289,15 +284,15 @@ class _ShortOptions:
             return MASK
         self._words = (self._words[1], PurePath(argument[:LONGEST_TEXT]).name)
         for program in (self._words[1], " ".join(self._words)):
-            if program in SHORT_OPTIONS:
+            if program in secretnames.SHORT_OPTIONS:
                 self._program, self._left = program, _INSIDE_PROGRAM
                 return None
         self._left -= 1
         if self._left < 0:
             return None
-        for option in SHORT_OPTIONS[self._program]:
+        for option in secretnames.SHORT_OPTIONS[self._program]:
             if argument == option:
-                self._is_next = self._program not in ATTACHED_ONLY
+                self._is_next = self._program not in secretnames.ATTACHED_ONLY
                 return argument
             if argument.startswith(option) and not option.startswith("--"):
                 return option + MASK

@@ -22,19 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from . import layout
 from .draining import spools_of
 from .host_files import copier_lock_is_held
-from .layout import (
-    CAPTURE_ANSWER,
-    CAPTURE_ORDER,
-    MOST_CAPTURES,
-    PROGRESS_FILE,
-    QUESTION_FILE,
-    STACKS_FILE,
-    STACKS_QUESTION,
-    opened_spool,
-    parse_spool_name,
-)
 from .liveness import is_over, is_running
 from .owned import encoded, open_file, read_file, read_object, replace_file
 from .spool import roots_of
@@ -60,13 +50,13 @@ class CaptureRequest(NamedTuple):
     steps: int
 
 
-def ask(spool: str, number: int, question: str = QUESTION_FILE) -> None:
+def ask(spool: str, number: int, question: str = layout.QUESTION_FILE) -> None:
     """Write a request to the rank of this spool, with a ``number`` not used for it before. Raises OSError."""
-    with opened_spool(spool) as spool_fd:
+    with layout.opened_spool(spool) as spool_fd:
         replace_file(question, spool_fd, str(number).encode())
 
 
-def request_in(spool: str, question: str = QUESTION_FILE) -> int:
+def request_in(spool: str, question: str = layout.QUESTION_FILE) -> int:
     """The number of the last request to the rank of this spool; 0 without one. Never raises."""
     try:
         handle = open_file(os.path.join(spool, question), None, os.O_RDONLY)
@@ -84,18 +74,18 @@ def new_request() -> int:
 
 def request_capture(spool: str, order: CaptureRequest) -> None:
     """Request a profiler window of the rank of this spool. Raises OSError."""
-    with opened_spool(spool) as spool_fd:
-        replace_file(CAPTURE_ORDER, spool_fd, encoded(order._asdict()))
+    with layout.opened_spool(spool) as spool_fd:
+        replace_file(layout.CAPTURE_ORDER, spool_fd, encoded(order._asdict()))
 
 
 def capture_requested(spool: str) -> CaptureRequest | None:
     """The requested window of the rank of this spool; None without one, or if the file is no request of this user's.
     Never raises."""
-    if not os.path.lexists(os.path.join(spool, CAPTURE_ORDER)):
+    if not os.path.lexists(os.path.join(spool, layout.CAPTURE_ORDER)):
         return None
     try:
-        with opened_spool(spool) as spool_fd:
-            data = read_file(CAPTURE_ORDER, spool_fd)
+        with layout.opened_spool(spool) as spool_fd:
+            data = read_file(layout.CAPTURE_ORDER, spool_fd)
         found = json.loads(data) if len(data) <= _MOST_ORDER_BYTES else None
     except (OSError, ValueError, RecursionError):
         return None
@@ -110,7 +100,7 @@ def _checked(found: Any) -> CaptureRequest | None:
     order = CaptureRequest(**found)
     possible = (
         0 < order.request <= _MOST_NUMBER
-        and 0 < order.number <= MOST_CAPTURES
+        and 0 < order.number <= layout.MOST_CAPTURES
         and 0 < order.first <= _LAST_STEP
         and 0 < order.steps <= MOST_CAPTURE_STEPS
     )
@@ -129,7 +119,7 @@ def answer_of(spool: str, answer: str, request: int, since_ns: int | None = None
 
 def _document(spool: str, name: str) -> dict[str, Any] | None:
     try:
-        with opened_spool(spool) as spool_fd:
+        with layout.opened_spool(spool) as spool_fd:
             return read_object(name, spool_fd)
     except OSError:
         return None
@@ -137,15 +127,20 @@ def _document(spool: str, name: str) -> dict[str, Any] | None:
 
 def delete_requests(spool: str, request: int, *names: str) -> None:
     """Remove a request and its answer, unless another process has made a request since. Never raises."""
-    for name in {STACKS_QUESTION, STACKS_FILE, CAPTURE_ORDER, CAPTURE_ANSWER}.intersection(names):
+    for name in {
+        layout.STACKS_QUESTION,
+        layout.STACKS_FILE,
+        layout.CAPTURE_ORDER,
+        layout.CAPTURE_ANSWER,
+    }.intersection(names):
         with suppress(OSError):
             asked = (
                 request_in(spool, name)
-                if name == STACKS_QUESTION
+                if name == layout.STACKS_QUESTION
                 else (_document(spool, name) or {}).get("request")
             )
             if asked == request:
-                with opened_spool(spool) as spool_fd:
+                with layout.opened_spool(spool) as spool_fd:
                     os.unlink(name, dir_fd=spool_fd)
 
 
@@ -161,7 +156,7 @@ class Present:
     @property
     def progress(self) -> dict[str, Any] | None:
         """The status it wrote within the last second; None while its steps take less than one. Never raises."""
-        return document_in(self.spool, PROGRESS_FILE, PROGRESS_SCHEMA, PROGRESS, [])
+        return document_in(self.spool, layout.PROGRESS_FILE, PROGRESS_SCHEMA, PROGRESS, [])
 
 
 def present_ranks(run: str) -> list[Present]:
@@ -169,7 +164,7 @@ def present_ranks(run: str) -> list[Present]:
     newest. Never raises."""
     found: dict[int, Present] = {}
     for spool, _ in sorted(spools_of(run), key=lambda each: _age(each[0])):
-        named = parse_spool_name(spool)
+        named = layout.parse_spool_name(spool)
         if named is not None:
             found[named[0]] = Present(*named, spool)
     return [found[rank] for rank in sorted(found)]

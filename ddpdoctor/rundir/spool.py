@@ -37,19 +37,8 @@ from contextlib import suppress
 from math import log2
 from typing import Any
 
-from .layout import (
-    RANK_FILE,
-    TARGET_FILE,
-    WORKERS_FILE,
-    handover_file,
-    is_unclaimed,
-    opened_spool,
-    parse_spool_name,
-    read_target,
-    run_id,
-    target_before_claim,
-    target_of,
-)
+from . import layout
+from .layout import WORKERS_FILE, run_id
 from .liveness import WRITER_FILE, WRITER_FILES, Writing, boot_id, pid_namespace
 from .owned import encoded, identity_of, make_private_folder, open_file, private_folder, replace_file
 from .segments import LEAST_FREE_SHARE, Segment, room_for_segment
@@ -153,7 +142,7 @@ class Spool:
         """Make the spool of a rank whose folder in ``run`` is claimed when something is copied there first. Raises
         OSError."""
         self._root = root
-        self._target = target_before_claim(run)
+        self._target = layout.target_before_claim(run)
         make_private_folder(root)
         with private_folder(root) as root_fd:
             self._name = _new_folder(root_fd, rank)
@@ -161,7 +150,7 @@ class Spool:
             try:
                 with private_folder(self._name, root_fd) as spool_fd:
                     self._writing = Writing(spool_fd)
-                    replace_file(TARGET_FILE, spool_fd, os.fsencode(self._target))
+                    replace_file(layout.TARGET_FILE, spool_fd, os.fsencode(self._target))
                     _reserve(spool_fd)
             except OSError:
                 _remove_begun(self._name, root_fd)
@@ -193,7 +182,7 @@ class Spool:
         if time.monotonic() < self._no_room_until_s:
             raise OSError(self.error or "there was no room a moment ago")
         try:
-            with opened_spool(self.directory) as spool_fd:
+            with layout.opened_spool(self.directory) as spool_fd:
                 saved = 0 if full is None else full.in_file(spool_fd)
                 # What is no longer in a file, because that was removed, is written once more.
                 unsaved = b"" if full is None else full.memory[saved : full.used]
@@ -225,14 +214,14 @@ class Spool:
         one thread, but not the one that writes. Raises OSError."""
         if self._closed:
             return False
-        with suppress(FileNotFoundError), opened_spool(self.directory) as spool_fd:
+        with suppress(FileNotFoundError), layout.opened_spool(self.directory) as spool_fd:
             if self._is_whole(spool_fd):
                 return False
         make_private_folder(self._root)
         with private_folder(self._root) as root:
             make_private_folder(self._name, root)
             with private_folder(self._name, root) as spool_fd:
-                replace_file(TARGET_FILE, spool_fd, os.fsencode(self._target))
+                replace_file(layout.TARGET_FILE, spool_fd, os.fsencode(self._target))
                 self._writing.end()
                 self._writing = Writing(spool_fd)
                 for segment in list(self._streams.values()):
@@ -245,10 +234,10 @@ class Spool:
         return True
 
     def _is_whole(self, spool_fd: int) -> bool:
-        if identity_of(TARGET_FILE, spool_fd) is None:
+        if identity_of(layout.TARGET_FILE, spool_fd) is None:
             return False
-        if is_unclaimed(self._target):
-            self._target = read_target(spool_fd)
+        if layout.is_unclaimed(self._target):
+            self._target = layout.read_target(spool_fd)
         missing = [each for each in list(self._streams.items()) if not each[1].is_in(spool_fd)]
         # One that was full, copied and removed meanwhile has been followed by another.
         return self._writing.is_in(spool_fd) and all(
@@ -257,19 +246,19 @@ class Spool:
 
     def keep(self, name: str, data: bytes) -> None:
         """Write ``data`` as the document of that ``name``, to be copied to the run directory. Raises OSError."""
-        with opened_spool(self.directory) as spool_fd:
+        with layout.opened_spool(self.directory) as spool_fd:
             try:
                 replace_file(name, spool_fd, data)
             except OSError as error:
                 if (
-                    name != RANK_FILE
+                    name != layout.RANK_FILE
                     or error.errno not in _NO_ROOM
                     or identity_of(RESERVE_FILE, spool_fd) is None
                 ):
                     raise
                 os.unlink(RESERVE_FILE, dir_fd=spool_fd)
                 replace_file(name, spool_fd, data)
-            if name == RANK_FILE:
+            if name == layout.RANK_FILE:
                 _reserve(spool_fd)
 
     def keep_document(self, name: str, document: dict[str, Any]) -> None:
@@ -278,19 +267,19 @@ class Spool:
 
     def withdraw(self, name: str) -> None:
         """Remove the document of that ``name`` from the spool. Raises OSError."""
-        with opened_spool(self.directory) as spool_fd, suppress(FileNotFoundError):
+        with layout.opened_spool(self.directory) as spool_fd, suppress(FileNotFoundError):
             os.unlink(name, dir_fd=spool_fd)
 
     def shared(self, name: str, size: int) -> mmap.mmap:
         """Memory of ``size`` bytes, all NUL, that is the content of a new file here and survives the process; until
         ``close``. Raises OSError."""
-        with opened_spool(self.directory) as spool_fd:
+        with layout.opened_spool(self.directory) as spool_fd:
             self._shared.append(Segment(name, spool_fd, 0, size))
         return self._shared[-1].memory
 
     def open_text(self, name: str) -> int:
         """A descriptor of a file here to whose end text is written. Raises OSError."""
-        with opened_spool(self.directory) as spool_fd:
+        with layout.opened_spool(self.directory) as spool_fd:
             return open_file(name, spool_fd, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def directory_changed(self) -> bool:
@@ -309,13 +298,13 @@ class Spool:
         ``header``'s members are put first in it. ``number`` is that of a window requested while the job runs. Raises
         OSError."""
         order = {"folder": raw, "header": header, "max_bytes": max_bytes}
-        with opened_spool(self.directory) as spool_fd:
-            replace_file(handover_file(number), spool_fd, encoded(order))
+        with layout.opened_spool(self.directory) as spool_fd:
+            replace_file(layout.handover_file(number), spool_fd, encoded(order))
 
     def claimed(self) -> str | None:
         """The rank's folder in the run directory; None where it has none yet. Raises OSError."""
-        target = target_of(self.directory)
-        return None if is_unclaimed(target) else target
+        target = layout.target_of(self.directory)
+        return None if layout.is_unclaimed(target) else target
 
     def close(self) -> None:
         """Close the segments; their content stays until it is copied."""
@@ -325,7 +314,7 @@ class Spool:
         for segment in segments:
             segment.close()
         try:
-            with opened_spool(self.directory) as spool_fd:
+            with layout.opened_spool(self.directory) as spool_fd:
                 self._writing.end(spool_fd)
         except OSError:
             self._writing.end()
@@ -341,7 +330,7 @@ def _reserve(spool_fd: int) -> None:
 def _remove_begun(name: str, root: int) -> None:
     with suppress(OSError):
         with private_folder(name, root) as spool_fd:
-            for file in (*WRITER_FILES, TARGET_FILE):
+            for file in (*WRITER_FILES, layout.TARGET_FILE):
                 if identity_of(file, spool_fd) is not None:
                     os.unlink(file, dir_fd=spool_fd)
         os.rmdir(name, dir_fd=root)
@@ -393,7 +382,7 @@ def spool_of_process(root: str, pid: int) -> str | None:
     raises."""
     found = []
     for spool in spools_in(root):
-        named = parse_spool_name(spool)
+        named = layout.parse_spool_name(spool)
         if named is not None and named[1] == pid:
             try:
                 found.append((os.stat(os.path.join(spool, WORKERS_SEGMENT)).st_ctime_ns, spool))
@@ -411,7 +400,7 @@ def append_lines(spool: str, data: bytes) -> bool:
     """Append whole lines to the workers' file of a spool; False, and nothing of them, where its limit is reached or
     storage is short. Raises OSError where the spool is gone."""
     most = _FIRST_BYTES * (1 + log2(1 + recorded_s(spool) / _YOUNG_S))
-    with opened_spool(spool) as spool_fd:
+    with layout.opened_spool(spool) as spool_fd:
         handle = open_file(WORKERS_SEGMENT, spool_fd, os.O_WRONLY | os.O_APPEND)
         try:
             storage = os.fstatvfs(handle)
