@@ -31,7 +31,7 @@ from ddpdoctor.rundir import (
     recover,
     request_capture,
 )
-from ddpdoctor.rundir.stops import LONG_PHASES, Phase
+from ddpdoctor.rundir.stepevents import LONG_PHASES, Phase
 from ddpdoctor.rundir.typed import STALL
 from ddpdoctor.telemetry import RECENT_STEPS, LiveRank, LiveRun, step_ms
 from ddpdoctor.telemetry.live import KEPT_STEPS

@@ -31,7 +31,8 @@ from ddpdoctor.plain import plain
 from ddpdoctor.report import words
 from ddpdoctor.report.summary import cost_sentence
 from ddpdoctor.rundir import Standstill, read_stops
-from ddpdoctor.rundir.ends import innermost_frame, job_end, says_gil_is_held
+from ddpdoctor.rundir.ends import job_end
+from ddpdoctor.rundir.packages import innermost_frame, says_gil_is_held
 from ddpdoctor.rundir.stops import RankStop, launches_of
 from ddpdoctor.telemetry import RECENT_STEPS, LiveRun, run_so_far, step_ms
 

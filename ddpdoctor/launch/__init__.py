@@ -15,8 +15,8 @@ runs without it.
                   hang_monitor    watches for hangs, reports them, and ends the job with ``--on-hang kill``
     a hang        rankwatch       state of this host's ranks, from their memory and /proc
                   unjoined        the same before init_process_group
-                  hang_detection  has the job made no progress for too long, and is that proven, so that it may be ended?
-                  hang_message    sentences on a hang, for the terminal
+                  hang_detection  has the job made no progress for too long, and is that proven, so that it may be ended? With the
+                                  sentences on it, for the terminal
     afterwards    leftovers       records that are still in memory, and ranks that outlived the command
     ``doctor``    checkup         what can be recorded on this machine
 """

@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.hook.environment import DEFAULT_HANG_AFTER_S
-from ddpdoctor.launch.hang_detection import HangCandidate, Kill, ProgressTracker, Tuning, doubts_of
-from ddpdoctor.launch.hang_message import (
+from ddpdoctor.launch.hang_detection import (
+    HangCandidate,
+    Kill,
+    ProgressTracker,
+    Tuning,
+    doubts_of,
     elsewhere_sentence,
     hang_sentences,
     uncounted_sentence,

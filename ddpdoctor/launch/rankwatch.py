@@ -16,13 +16,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ddpdoctor.rundir.ends import says_gil_is_held
 from ddpdoctor.rundir.files import read_bounded, read_json
 from ddpdoctor.rundir.heartbeat import Beat, HeartbeatReader
 from ddpdoctor.rundir.layout import FAULTS_FILE, PROGRESS_FILE, parse_spool_name
 from ddpdoctor.rundir.liveness import writer_of
+from ddpdoctor.rundir.packages import says_gil_is_held
 from ddpdoctor.rundir.spool import spools_in
-from ddpdoctor.rundir.stops import OWN_PHASES, WAITING_PHASES, Phase, waits_for_others
+from ddpdoctor.rundir.stepevents import OWN_PHASES, WAITING_PHASES, Phase, waits_for_others
 from ddpdoctor.telemetry import procfs
 from ddpdoctor.telemetry.host import Cgroup
 from ddpdoctor.telemetry.procfs import Meter

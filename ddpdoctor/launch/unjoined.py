@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ddpdoctor.launch.rankwatch import WatchedRank
-from ddpdoctor.rundir.ends import innermost_line
 from ddpdoctor.rundir.host_files import (
     UnjoinedStatus,
     read_unjoined,
@@ -18,6 +17,7 @@ from ddpdoctor.rundir.host_files import (
     unjoined_file_holder,
     unjoined_files,
 )
+from ddpdoctor.rundir.packages import innermost_line
 from ddpdoctor.telemetry import procfs
 
 _FIRST_THREAD = "(most recent call first):"

@@ -27,14 +27,14 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
 
 ::
 
-    formats     layout (names, run ids), stepevents, notes, typed (types of fields)
+    formats     layout (names, run ids), stepevents (also phases), notes, typed (types of fields)
     writing     spool (also of data loader workers), segments, heartbeat, sources
     copying     draining, handover (documents, traces), compaction
     of a host   host_files (documents, locks, ranks before init_process_group), requests (living ranks, and requests to them)
-    ends        liveness, ends (how a job and its ranks ended, texts of faulthandler)
-    reading     reader, attempts, stops (status files, phases)
+    ends        liveness, ends (how a job and its ranks ended)
+    reading     reader, attempts, stops (status files), packages (library paths, texts of faulthandler)
     files       files, owned
-    masking     privacy (text, tokens), secretnames, packages (library paths)
+    masking     privacy (text, tokens), secretnames
 """
 
 from typing import TYPE_CHECKING
@@ -126,7 +126,17 @@ from .spool import (
     spool_of_process,
     spools_in,
 )
-from .stepevents import HELD_NS, CallField, EventField, EventKind, LineField, Mark, WorkerField, renamed
+from .stepevents import (
+    HELD_NS,
+    CallField,
+    EventField,
+    EventKind,
+    LineField,
+    Mark,
+    Phase,
+    WorkerField,
+    renamed,
+)
 from .stops import (
     CALL_SLOT_BYTES,
     CALL_SLOTS,
@@ -135,7 +145,6 @@ from .stops import (
     PROGRESS_SCHEMA,
     STANDING_SCHEMA,
     End,
-    Phase,
     Standstill,
     read_stops,
 )

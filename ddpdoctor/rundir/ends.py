@@ -3,21 +3,16 @@
 The exit status of a rank's process is one source among several. Others are the rank's own records, those of other
 ranks, the exit code of its launcher, and a request to end. ``docs/job-ends.md`` has the table, and a job for each of
 its rows.
-
-Also parses what Python's faulthandler writes: the stacks of all threads, Python's first thread last, and before a crash
-which signal it was.
 """
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
 from .liveness import is_running
-from .packages import is_library
 
 POLITE = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 """Signals by which a launcher, a scheduler, a controller or a person ends a process."""
@@ -162,77 +157,3 @@ def job_end(
 
 def _launcher(document: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(map(document.get, ("host", "pid_namespace", "pid", "started_ns")))
-
-
-TextFrame = tuple[str, int, str]
-"""File, line and function."""
-
-_FATAL, _ASKED, _CURRENT = "Fatal Python error", "Stack (most recent call first):", "Current thread 0x"
-_TIMEOUT = "Timeout ("
-"""Written by a timer, with all stacks, in recordings of earlier versions."""
-_THREAD = re.compile(r"^(?:(?:Current thread|Thread) 0x[0-9a-f]+|Stack \()[^\n]*\n", re.MULTILINE)
-_FRAME = re.compile(r'^\s+File "([^"\n]+)", line (\d{1,9}) in (.+)$', re.MULTILINE)
-_MOST_FUNCTION = 60
-"""Letters of a function's name in a sentence."""
-
-_FATAL_SIGNALS = {
-    "Aborted": signal.SIGABRT,
-    "Bus error": signal.SIGBUS,
-    "Floating point exception": signal.SIGFPE,
-    "Illegal instruction": signal.SIGILL,
-    "Segmentation fault": signal.SIGSEGV,
-}
-"""The names that faulthandler writes before the signal ends the process."""
-
-
-def fatal_signal(text: str) -> int | None:
-    """The signal that ended a process, by what faulthandler wrote last; None where it wrote of none."""
-    words = text[text.rfind(_FATAL) + len(_FATAL) :].split("\n", 1)[0] if _FATAL in text else ""
-    return _FATAL_SIGNALS.get(words.removeprefix(": "))
-
-
-def says_gil_is_held(text: str) -> bool:
-    """Whether the last text was written at the request signal: Python's threads would have answered, or removed it."""
-    return max(text.rfind(_ASKED), text.rfind(_TIMEOUT)) > text.rfind(_FATAL)
-
-
-def first_thread(text: str) -> list[TextFrame]:
-    """The stack of Python's first thread, innermost frame first."""
-    threads = _THREAD.split(text)[1:]
-    return _frames_in(threads[-1]) if threads else []
-
-
-def faulting_thread(text: str) -> list[TextFrame]:
-    """The stack of the training thread, innermost frame first: of the thread with the fault, or, if it was written
-    because a thread held the GIL, of the first one."""
-    begin = max(map(text.rfind, (_FATAL, _ASKED, _TIMEOUT)))
-    if begin < 0:
-        return []
-    last = text[begin:]
-    current = last.rfind(_CURRENT)
-    # None where the text ends in the middle of this thread's first line.
-    threads = _THREAD.split(last[current:])[1:] if current >= 0 and not says_gil_is_held(text) else []
-    stack = _frames_in(threads[0]) if threads else []
-    # A thread that is none of Python's has none.
-    return stack or first_thread(last)
-
-
-def innermost_frame(text: str, *, or_library: bool = False) -> TextFrame | None:
-    """The innermost frame of the job's own code in Python's first thread; None without one, or, with ``or_library``,
-    the innermost frame of any code."""
-    stack = first_thread(text)
-    own = [frame for frame in stack if not is_library(frame[0])]
-    return next(iter(own or (stack if or_library else [])), None)
-
-
-def innermost_line(text: str, *, or_library: bool = False) -> str:
-    """The same as ``train.py:12 (main)``; "" for none."""
-    found = innermost_frame(text, or_library=or_library)
-    if found is None:
-        return ""
-    file, line, function = found
-    return f"{file.rpartition('/')[2]}:{line} ({function[:_MOST_FUNCTION]})"
-
-
-def _frames_in(thread: str) -> list[TextFrame]:
-    return [(file, int(line), function) for file, line, function in _FRAME.findall(thread)]

@@ -9,7 +9,8 @@ import msgspec
 
 from ddpdoctor.measure.hangfacts import Standing, StopFacts
 from ddpdoctor.measure.places import CodeLine, Where
-from ddpdoctor.rundir.stops import Phase, phase_words, signal_name
+from ddpdoctor.rundir.stepevents import Phase, phase_words
+from ddpdoctor.rundir.stops import signal_name
 
 from .evidence import RankEvidence, RunEvidence
 from .frames import MOST_FRAMES, place_of

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ddpdoctor.measure.hangfacts import StopFacts
 from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir.ends import POLITE
-from ddpdoctor.rundir.stops import WAITING_PHASES
+from ddpdoctor.rundir.stepevents import WAITING_PHASES
 
 from .calls import GRADIENTS, Call, Parting, disagreeing, gradients, in_backward, parting
 from .causes import lost_others

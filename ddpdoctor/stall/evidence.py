@@ -13,28 +13,11 @@ from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import STEPS_FILE, LineField, Note, RankRecord, RunDirectory
 from ddpdoctor.rundir.attempts import attempts_of
-from ddpdoctor.rundir.ends import (
-    POLITE,
-    JobEnd,
-    fatal_signal,
-    faulting_thread,
-    first_thread,
-    job_end,
-    says_gil_is_held,
-)
+from ddpdoctor.rundir.ends import POLITE, JobEnd, job_end
 from ddpdoctor.rundir.liveness import is_running
-from ddpdoctor.rundir.stops import (
-    LONG_PHASES,
-    End,
-    HostStop,
-    Phase,
-    RankStop,
-    Standstill,
-    Stops,
-    launches_of,
-    read_stops,
-    waits_for_others,
-)
+from ddpdoctor.rundir.packages import fatal_signal, faulting_thread, first_thread, says_gil_is_held
+from ddpdoctor.rundir.stepevents import LONG_PHASES, Phase, waits_for_others
+from ddpdoctor.rundir.stops import End, HostStop, RankStop, Standstill, Stops, launches_of, read_stops
 
 from .calls import Call, Usual, calls_of, usual_calls, with_open_ones
 from .frames import is_users, lines_of, place_of, stack_of

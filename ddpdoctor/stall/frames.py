@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddpdoctor.measure.places import CodeLine, Where
-from ddpdoctor.rundir.ends import TextFrame
-from ddpdoctor.rundir.packages import is_library
+from ddpdoctor.rundir.packages import TextFrame, is_library
 
 MOST_CALLERS = 8
 """Most callers of a line; stack samples keep as many."""

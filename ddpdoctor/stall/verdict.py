@@ -12,7 +12,8 @@ from ddpdoctor.measure.hangfacts import HangFacts, StopFacts
 from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir import listed, ranks_in_words
 from ddpdoctor.rundir.ends import POLITE, JobEnd
-from ddpdoctor.rundir.stops import Phase, signal_name
+from ddpdoctor.rundir.stepevents import Phase
+from ddpdoctor.rundir.stops import signal_name
 
 from .activity import activity, last_at, standing_of
 from .answer import Verdict
