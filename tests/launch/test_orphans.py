@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch import orphans as orphans_module
+from ddpdoctor.launch import leftovers
 from ddpdoctor.launch.leftovers import Orphans
 from ddpdoctor.rundir.liveness import started as is_alive
 from ddpdoctor.telemetry import procfs
@@ -182,7 +182,7 @@ def test_a_process_that_takes_no_signal_keeps_nobody_from_being_ended(job: Job, 
         raise PermissionError
 
     monkeypatch.setattr("ddpdoctor.launch.leftovers.os.pidfd_open", opened)
-    monkeypatch.setattr(orphans_module, "_KILLING_S", 0.5)
+    monkeypatch.setattr(leftovers, "_KILLING_S", 0.5)
     with monkeypatch.context() as patched:
         patched.setattr("ddpdoctor.launch.leftovers.os.kill", refuse)
         rest = of_job(job.tmp, grace_s=0.5).end()
