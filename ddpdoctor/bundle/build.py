@@ -14,22 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ddpdoctor
-from ddpdoctor.bundle.commandline import Option
-from ddpdoctor.bundle.recording import BUILD_FILE
+from ddpdoctor.bundle.recording import BUILD_FILE, Option
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.rundir import RUN_SCHEMA, is_run_directory
+from ddpdoctor.rundir.layout import RUN_SCHEMA, is_run_directory
 from ddpdoctor.written import BUNDLE, WrittenFolder, is_stdout, write_file
 
 _PACKAGE = Path(ddpdoctor.__file__).parent
 _INCLUDED = (
     *("__init__.py", "deferred.py", "errors.py", "parentdeath.py", "plain.py", "readable.py", "streams.py"),
     *("hook", "rundir", "launch", "telemetry"),
-    *("bundle/__init__.py", "bundle/commandline.py", "bundle/recording.py"),
+    *("bundle/__init__.py", "bundle/recording.py"),
 )
 _EXCLUDED = (
-    *("launch/checkup.py", "launch/jobpython.py"),
-    *("telemetry/goodput.py", "telemetry/live.py", "telemetry/prometheus.py", "telemetry/reader.py"),
-    "telemetry/scrapes.py",
+    "launch/checkup.py",
+    *("telemetry/live.py", "telemetry/prometheus.py", "telemetry/reader.py", "telemetry/scrapes.py"),
 )
 """Modules of these packages that recording does not need and that import msgspec or numpy."""
 _STANDINS = "standins"
@@ -94,8 +92,6 @@ def _files() -> Iterator[tuple[str, bytes]]:
             inside = file.relative_to(_PACKAGE).as_posix()
             if inside not in _EXCLUDED:
                 yield f"ddpdoctor/{inside}", file.read_bytes()
-    for file in sorted((_PACKAGE / "bundle" / _STANDINS).glob("*.py")):
-        yield f"{_STANDINS}/{file.name}", file.read_bytes()
     found = importlib.util.find_spec(_NVML[0])
     if found is not None and found.origin is not None:
         yield f"{_STANDINS}/{_NVML[0]}.py", Path(found.origin).read_bytes()

@@ -1,23 +1,81 @@
 """The command of a bundle: ``python FILE run -- COMMAND`` records a job with the job's Python only.
 
 It writes the same run directory as ``ddpdoctor run``, with the same code. Diagnosis needs NumPy, CEL and other packages, so it
-requires an environment in which ddpdoctor is installed.
+requires an environment in which ddpdoctor is installed. The options of ``run`` are parsed without click, from a table that was generated
+from click's command; the syntax is the same: options come before the command, optionally separated by ``--``; the last of equal options
+counts.
 """
 
 from __future__ import annotations
 
+import getopt
 import json
+import math
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddpdoctor.bundle.commandline import parsed
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import Outcome, asked_options, run_job
 from ddpdoctor.plain import plain
 from ddpdoctor.streams import flush_stdout, prepare_streams
+
+Option = Mapping[str, Any]
+"""``field``, ``names``, ``kind`` (``flag``, ``text``, ``path``, ``integer``, ``number``, ``choice``), ``default``, and optionally
+``least`` and ``choices``."""
+
+
+def parsed(arguments: Sequence[str], options: Sequence[Option]) -> tuple[dict[str, Any], list[str]]:
+    """(value of each option by its field, the job's command). Raises DdpDoctorError if ``arguments`` are invalid."""
+    by_name = {name: option for option in options for name in option["names"]}
+    letters = "".join(
+        name[1] + ("" if option["kind"] == "flag" else ":")
+        for name, option in by_name.items()
+        if not name.startswith("--")
+    )
+    words = [
+        name[2:] + ("" if option["kind"] == "flag" else "=")
+        for name, option in by_name.items()
+        if name.startswith("--")
+    ]
+    try:
+        given, command = getopt.getopt(list(arguments), letters, words)
+    except getopt.GetoptError as error:
+        raise DdpDoctorError(f"{error.msg}.") from error
+    values = {option["field"]: option["default"] for option in options}
+    for name, text in given:
+        option = by_name[name]
+        values[option["field"]] = True if option["kind"] == "flag" else _value(name, text, option)
+    if not command:
+        raise DdpDoctorError(
+            "no command: name the job's, as in `run -- torchrun --nproc-per-node 8 train.py`."
+        )
+    return values, command
+
+
+def _value(name: str, text: str, option: Option) -> Any:
+    kind = option["kind"]
+    if kind == "text":
+        return text
+    if kind == "path":
+        return Path(text)
+    if kind == "choice":
+        if text not in option["choices"]:
+            raise DdpDoctorError(f"{name} {text}: it is one of {', '.join(option['choices'])}.")
+        return text
+    try:
+        number = int(text) if kind == "integer" else float(text)
+    except ValueError:
+        raise DdpDoctorError(f"{name} {text}: not a number.") from None
+    if isinstance(number, float) and not math.isfinite(number):
+        raise DdpDoctorError(f"{name} {text}: not a finite number.")
+    if not number >= option["least"]:
+        raise DdpDoctorError(f"{name} {text}: at least {option['least']:g}.")
+    return number
+
 
 BUILD_FILE = "made.json"
 _EXIT_UNUSABLE, _EXIT_INTERRUPTED = 2, 130
@@ -105,7 +163,5 @@ def _usage() -> str:
 
 
 def _print(sentence: str) -> None:
-    try:
+    with suppress(OSError, ValueError):
         print(f"ddpdoctor: {plain(sentence)}", file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        pass

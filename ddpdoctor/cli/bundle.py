@@ -46,7 +46,7 @@ def command(out: Path) -> None:
 
 
 def _row(option: click.Option) -> dict[str, Any]:
-    """An option as :mod:`ddpdoctor.bundle.commandline` reads it."""
+    """An option as :mod:`ddpdoctor.bundle.recording` reads it."""
     # An option without a default has a sentinel of click there, which differs by click's version.
     default = option.default if isinstance(option.default, str | int | float) else None
     row: dict[str, Any] = {"field": option.name, "names": option.opts, "kind": "text", "default": default}

@@ -119,7 +119,7 @@ def bound_memory() -> None:
 
 
 def _free_bytes() -> int | None:
-    from ddpdoctor.telemetry.cgroup import Cgroup
+    from ddpdoctor.telemetry.host import Cgroup
 
     found = [Cgroup().free_memory_bytes()]
     try:

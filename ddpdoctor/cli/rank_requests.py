@@ -13,7 +13,6 @@ from typing import Any
 from ddpdoctor.cli.session import say
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.launch.hang_detection import Tuning
-from ddpdoctor.launch.procfs import state_of
 from ddpdoctor.rundir import (
     CAPTURE_ANSWER,
     CAPTURE_ORDER,
@@ -36,10 +35,11 @@ from ddpdoctor.rundir import (
     request_capture,
     writer_of,
 )
-from ddpdoctor.rundir.phases import LONG_PHASES, Phase
+from ddpdoctor.rundir.stepevents import LONG_PHASES, Phase
 from ddpdoctor.rundir.typed import STALL
 from ddpdoctor.telemetry import RECENT_STEPS, LiveRank, LiveRun, step_ms
 from ddpdoctor.telemetry.live import KEPT_STEPS
+from ddpdoctor.telemetry.procfs import state_of
 
 POLL_S = 0.1
 STOPPED = "stopped (SIGSTOP)"

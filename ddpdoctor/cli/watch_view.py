@@ -23,7 +23,7 @@ from ddpdoctor.report.console_output import plain_table
 from ddpdoctor.report.summary import cost_sentence
 from ddpdoctor.rundir import Standstill, read_stops
 from ddpdoctor.rundir.ends import job_end
-from ddpdoctor.rundir.fault_text import innermost_frame, says_gil_is_held
+from ddpdoctor.rundir.packages import innermost_frame, says_gil_is_held
 from ddpdoctor.rundir.stops import RankStop, launches_of
 from ddpdoctor.telemetry import (
     RECENT_STEPS,

@@ -6,8 +6,8 @@ bounded number of steps; :mod:`ddpdoctor.hook.trial` applies the settings. Modul
 
     settings     what can be changed, and what that may do to results
     proposals    settings that a diagnosis suggests, with the expected step time; value ranges of ``--tune``
-    running      one trial: the job for some steps, its step times, what was applied, what the model had become
-    processes    the trial's processes and their end    scratch    the trial's folder, and a copy of the working directory
+    running      one trial: the job for some steps, its processes, its step times, what was applied, what the model had become
+    scratch      the trial's folder, and a copy of the working directory
     measuring    rounds of alternating trials until each variant has a verdict, or the time is up
     judging      from step times to intervals and verdicts; parity of results
     patches      the lines to edit, as a unified diff

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ddpdoctor.rundir import parsed_python
+from ddpdoctor.rundir.sources import parsed_python
 
 _KINDS = {"loader": ("DataLoader",), "ddp": ("DistributedDataParallel", "DDP")}
 _ARGUMENTS = {

@@ -84,20 +84,23 @@ def _text(text: str) -> str:
     return text
 
 
-def _one_of(*values: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in values:
-            raise ValueError(text)
-        return text
-
-    return parse
-
-
 def _switch(name: str, says: str, results: Results = Results.SAME) -> Setting:
     return Setting(name, says, "true or false", _truth, results)
 
 
+def _choice(name: str, says: str, values: str, results: Results = Results.SAME) -> Setting:
+    """``values``: as a text names them, "a, b or c"."""
+
+    def parse(text: str) -> str:
+        if text not in re.split(", | or ", values):
+            raise ValueError(text)
+        return text
+
+    return Setting(name, says, values, parse, results)
+
+
 _LAST, _OTHER, _NONE = Results.LAST_BITS, Results.OTHER, Results.MEANINGLESS
+_MATMUL = "precision of float32 matrix products (high: TF32)"
 SETTINGS = {
     setting.name: setting
     for setting in (
@@ -114,32 +117,18 @@ SETTINGS = {
         _switch("ddp.static_graph", "DDP may assume the same graph in each step"),
         _switch("ddp.find_unused_parameters", "DDP looks for parameters without gradient in each step"),
         _switch("ddp.broadcast_buffers", "rank 0's buffers are broadcast before each forward pass", _OTHER),
-        Setting(
-            "ddp.comm_hook", "gradients are sent in 16 bits", "fp16 or bf16", _one_of("fp16", "bf16"), _OTHER
-        ),
+        _choice("ddp.comm_hook", "gradients are sent in 16 bits", "fp16 or bf16", _OTHER),
         _switch("ddp.accumulate", "gradients are reduced in the last micro-batch only (no_sync)", _LAST),
-        Setting(
-            "amp.autocast",
-            "the forward pass in mixed precision",
-            "bf16 or fp16",
-            _one_of("bf16", "fp16"),
-            _OTHER,
-        ),
+        _choice("amp.autocast", "the forward pass in mixed precision", "bf16 or fp16", _OTHER),
         _switch("optimizer.foreach", "one kernel for many parameters", _LAST),
         _switch("optimizer.fused", "one kernel for the whole update", _LAST),
         Setting("torch.threads", "threads of torch's operators on CPUs", f"1 to {MOST}", _count(1), _LAST),
-        Setting(
-            "torch.matmul_precision",
-            "precision of float32 matrix products (high: TF32)",
-            "highest, high or medium",
-            _one_of("highest", "high", "medium"),
-            _OTHER,
-        ),
+        _choice("torch.matmul_precision", _MATMUL, "highest, high or medium", _OTHER),
         _switch("torch.cudnn_benchmark", "cuDNN tries its algorithms and keeps the fastest", _LAST),
-        Setting("cpu.affinity", "each rank on its own share of the cores", "spread", _one_of("spread")),
+        _choice("cpu.affinity", "each rank on its own share of the cores", "spread"),
         _switch("loader.instant", "batches are made once and reused, at no cost", _NONE),
         _switch("ddp.no_sync", "gradients are never reduced", _NONE),
-        Setting("sync.barriers", "the script's barriers return at once", "skip", _one_of("skip"), _NONE),
+        _choice("sync.barriers", "the script's barriers return at once", "skip", _NONE),
     )
 }
 
@@ -154,13 +143,8 @@ def setting_of(name: str) -> Setting:
             raise SettingError(
                 f"{name}: only variables that tune libraries can be tried, such as env.NCCL_BUFFSIZE."
             )
-        return Setting(
-            name,
-            f"environment variable {variable}",
-            f"a text of at most {_MOST_TEXT:,} letters",
-            _text,
-            Results.LAST_BITS,
-        )
+        takes = f"a text of at most {_MOST_TEXT:,} letters"
+        return Setting(name, f"environment variable {variable}", takes, _text, Results.LAST_BITS)
     near = get_close_matches(name, SETTINGS, 1)
     also = f" Did you mean {near[0]}?" if near else f" There are {', '.join(SETTINGS)} and env.VARIABLE."
     raise SettingError(f"{name} is not a setting that can be tried.{also}")

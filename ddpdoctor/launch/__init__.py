@@ -9,21 +9,16 @@ runs without it.
                   options         options of ``ddpdoctor run``
                   directory       the run directory and its manifest
     the job       child           the process, its streams and signals
-                  group_signals   was a signal sent to the process group, or to the launcher alone?
                   alone           runs the job unrecorded if the recording cannot be started
     processes     helper          forked helper processes, which the launcher never waits for
                   storage_process touches storage: copies records, samples the host
                   hang_monitor    watches for hangs, reports them, and ends the job with ``--on-hang kill``
     a hang        rankwatch       state of this host's ranks, from their memory and /proc
                   unjoined        the same before init_process_group
-                  procfs, usage   the kernel's counters of a process
-                  hang_detection  has the job made no progress for too long?
-                  proof           is the hang proven, so that the job may be ended?
-                  hang_message    sentences on a hang, for the terminal
-    afterwards    leftovers       records that are still in memory
-                  orphans         ranks that outlived the command
+                  hang_detection  has the job made no progress for too long, and is that proven, so that it may be ended? With the
+                                  sentences on it, for the terminal
+    afterwards    leftovers       records that are still in memory, and ranks that outlived the command
     ``doctor``    checkup         what can be recorded on this machine
-                  jobpython       the job's Python interpreter
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.parentdeath import PR_GET_PDEATHSIG, die_with_parent
 from ddpdoctor.plain import plain
+from ddpdoctor.telemetry import procfs
 
 if TYPE_CHECKING:
     import ctypes
@@ -95,10 +96,10 @@ def inherited(libc: ctypes.CDLL | None) -> Inherited:
 
 def _ignored_by_parent() -> set[int]:
     """Of the signals that Python ignores, those that the parent ignores too and passes on to its children."""
-    status = status_of(os.getppid())
-    if status.get("Name") not in _HANDS_ON_WHAT_IT_IGNORES:
+    parent = os.getppid()
+    if procfs.status_field(parent, "Name") not in _HANDS_ON_WHAT_IT_IGNORES:
         return set()
-    return signals_of(status, "SigIgn") & set(_IGNORED_BY_PYTHON)
+    return procfs.signals_in(parent, "SigIgn") & set(_IGNORED_BY_PYTHON)
 
 
 def _asked(libc: ctypes.CDLL | None, question: int) -> int:
@@ -108,21 +109,6 @@ def _asked(libc: ctypes.CDLL | None, question: int) -> int:
 
     answer = ctypes.c_int(0)
     return answer.value if libc.prctl(question, ctypes.byref(answer), 0, 0, 0) == 0 else 0
-
-
-def status_of(pid: int) -> dict[str, str]:
-    """The fields of ``/proc/PID/status``; empty if it cannot be read."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except OSError:
-        return {}
-    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
-
-
-def signals_of(status: Mapping[str, str], field: str) -> set[int]:
-    """Numbers of the signals in a mask of ``/proc/PID/status``."""
-    mask = int(status.get(field, "0"), 16)
-    return {bit + 1 for bit in range(mask.bit_length()) if mask >> bit & 1}
 
 
 def as_own(environment: Mapping[str, str], launcher_pid: int) -> dict[str, str]:
@@ -176,10 +162,8 @@ def run_alone(command: Sequence[str], error: Exception) -> NoReturn:
 
 
 def _say(sentence: str) -> None:
-    try:
+    with suppress(OSError, ValueError):  # stderr is closed
         print(f"ddpdoctor: {plain(sentence)}", file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        pass  # stderr is closed
 
 
 def replace_this_process(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

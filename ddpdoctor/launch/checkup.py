@@ -1,22 +1,179 @@
-"""``ddpdoctor doctor``: what can be recorded on this machine with the job's Python, and what cannot."""
+"""``ddpdoctor doctor``: what can be recorded on this machine with the job's Python, and what cannot. The job's interpreter may differ from
+ddpdoctor's: which one a command starts, and what it says of itself.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.hook.environment import HookOptions, job_environment
 from ddpdoctor.launch.directory import RUNS_FOLDER
-from ddpdoctor.launch.jobpython import Interpreter, interpreter_of, probe_interpreter
+from ddpdoctor.readable import is_readable
 from ddpdoctor.telemetry import HostSampler, NvmlSampler
-from ddpdoctor.telemetry.cgroup import Cgroup
+from ddpdoctor.telemetry.host import Cgroup
+
+_LAUNCHERS = ("torchrun", "python", "python3")
+"""Programs that most jobs begin with, tried in this order if no command is given."""
+_ANSWER = "DDPDOCTOR-ANSWER "
+_MOST_WORDS = 300
+_FIRST_LINE_BYTES = 512
+_MOST_BYTES = 1 << 20
+_END_S = 2.0
+_DEADLINE_S = 120.0
+"""Importing torch from a cold network file system takes a minute."""
+_QUESTION = f"""
+import json, sys
+answer = {{"python": sys.version.split()[0], "executable": sys.executable, "hook": "_ddpdoctor" in sys.modules}}
+try:
+    import torch
+    answer["torch"] = str(torch.__version__)
+    answer["cuda"] = torch.version.cuda or torch.version.hip
+    answer["devices"] = torch.cuda.device_count()
+    import torch.distributed as distributed
+    answer["distributed"] = distributed.is_available()
+    answer["backends"] = [
+        name for name in ("nccl", "gloo", "ucc", "mpi")
+        if answer["distributed"] and getattr(distributed, "is_%s_available" % name, bool)()
+    ]
+    import torch.profiler
+    answer["profiler"] = sorted(str(each).split(".")[-1] for each in torch.profiler.supported_activities())
+except Exception as error:
+    answer["error"] = "%s: %s" % (type(error).__name__, error)
+print("\\n{_ANSWER}" + json.dumps(answer), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """The Python interpreter that a job most likely runs."""
+
+    path: str
+    sure: bool
+    """Whether the command names it; else it is the first one found."""
+
+
+def interpreter_of(command: Sequence[str]) -> Interpreter:
+    """The Python that ``command`` starts; without a command that of torchrun, else the first on the PATH, else ddpdoctor's own.
+
+    Raises DdpDoctorError if the command cannot be started.
+    """
+    if not command:
+        found = next((path for name in _LAUNCHERS if (path := shutil.which(name))), None)
+        return Interpreter(sys.executable, False) if found is None else _interpreter(found)
+    path = shutil.which(command[0])
+    if path is None:
+        there = bool(command[0]) and Path(command[0]).exists()
+        raise DdpDoctorError(
+            f"{command[0]}: not executable: start it with python."
+            if there
+            else f"{command[0] or 'the empty command'}: no such command here."
+        )
+    if not Path(path).is_file():
+        raise DdpDoctorError(f"{command[0]}: no program: not a regular file.")
+    return _interpreter(path)
+
+
+def _interpreter(path: str) -> Interpreter:
+    """The interpreter in a script's first line; for any other program the Python on the PATH."""
+    if Path(path).name.startswith("python"):
+        return Interpreter(str(Path(path).absolute()), True)
+    with Path(path).open("rb") as file:
+        first = file.readline(_FIRST_LINE_BYTES)
+    words = os.fsdecode(first[2:]).split() if first.startswith(b"#!") and b"\0" not in first else []
+    if words and Path(words[0]).name == "env":
+        words = [shutil.which(word) or word for word in words[1:] if not word.startswith("-")]
+    if words and Path(words[0]).name.startswith("python"):
+        return Interpreter(words[0], True)
+    return Interpreter(shutil.which("python") or shutil.which("python3") or sys.executable, False)
+
+
+def probe_interpreter(interpreter: str) -> dict[str, Any]:
+    """Start the interpreter in the environment of a job and query it: ``python``, ``executable``, ``hook`` (whether the recorder was
+    loaded); with torch also ``torch``, ``cuda``, ``devices``, ``distributed``, ``backends``, ``profiler``. ``error`` says what failed.
+    Takes as long as an import of torch.
+    """
+    with tempfile.TemporaryDirectory(prefix="ddpdoctor-") as folder:
+        environment = job_environment(
+            folder, folder, HookOptions(profile_steps=None, hang_after_s=0), os.environ
+        )
+        try:
+            said = _said([interpreter, "-c", _QUESTION], environment, folder)
+        except TimeoutError:
+            return {"error": f"it did not answer within {_DEADLINE_S:.0f} s"}
+        except (OSError, ValueError) as error:
+            return {"error": (getattr(error, "strerror", None) or str(error)).lower()}
+    before, found, answer = said.rpartition(_ANSWER)
+    try:
+        if not found:
+            lines = (before or said).strip().splitlines() or ["nothing said"]
+            return {"error": f"it ended without an answer: {lines[-1][:_MOST_WORDS]}"}
+        known: dict[str, Any] = msgspec.to_builtins(msgspec.json.decode(answer.splitlines()[0], type=_Answer))
+        return known
+    except (msgspec.DecodeError, RecursionError, IndexError):
+        return {"error": "its answer makes no sense"}
+
+
+def _said(command: Sequence[str], environment: Mapping[str, str], folder: str) -> str:
+    """Output of a program up to its answer. Its child processes are ended. Raises OSError, ValueError, and TimeoutError after
+    ``_DEADLINE_S``."""
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    said, until_s = bytearray(), time.monotonic() + _DEADLINE_S
+    answer = _ANSWER.encode()
+    try:
+        while len(said) < _MOST_BYTES and b"\n" not in said.partition(answer)[2]:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or not is_readable(process.stdout.fileno(), left_s):
+                raise TimeoutError
+            more = os.read(process.stdout.fileno(), 1 << 16)
+            if not more:
+                break
+            said += more
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_END_S)
+    return said.decode("utf-8", "replace")
+
+
+class _Answer(msgspec.Struct, omit_defaults=True):
+    python: str
+    executable: str = ""
+    hook: bool = False
+    torch: str | None = None
+    cuda: str | None = None
+    devices: int = 0
+    distributed: bool = False
+    backends: list[str] = []
+    profiler: list[str] = []
+    error: str | None = None
+
 
 _OLDEST_PYTHON, _OLDEST_TORCH = (3, 9), (2, 1)
 _GB = 1e9
@@ -30,17 +187,8 @@ _SLOW_CLOCK_NS = 500.0
 _ROUNDS, _READINGS = 20, 100
 """The fastest round counts: others shared the core."""
 _NETWORK_STORAGE = (
-    "nfs",
-    "cifs",
-    "smb",
-    "lustre",
-    "gpfs",
-    "fuse",
-    "ceph",
-    "beegfs",
-    "9p",
-    "virtiofs",
-    "wekafs",
+    *("nfs", "cifs", "smb", "lustre", "gpfs", "fuse"),
+    *("ceph", "beegfs", "9p", "virtiofs", "wekafs"),
 )
 
 
@@ -63,6 +211,10 @@ class Check:
     words: str
 
 
+_Result = tuple[CheckState, str]
+"""State, and words about it."""
+
+
 def checks_for(command: Sequence[str]) -> list[Check]:
     """All checks, for the job that ``command`` starts; without a command, for the Python that jobs here most likely use.
 
@@ -71,7 +223,7 @@ def checks_for(command: Sequence[str]) -> list[Check]:
     interpreter = interpreter_of(command)
     answer = probe_interpreter(interpreter.path)
     host = HostSampler().facts
-    checks: tuple[tuple[str, Callable[[], tuple[CheckState, str]]], ...] = (
+    checks: tuple[tuple[str, Callable[[], _Result]], ...] = (
         ("Job's Python", lambda: _python(answer, interpreter, command)),
         ("PyTorch", lambda: _torch(answer, command)),
         ("GPUs", lambda: _gpus(answer)),
@@ -86,7 +238,7 @@ def checks_for(command: Sequence[str]) -> list[Check]:
     return [_checked(name, check) for name, check in checks]
 
 
-def _checked(name: str, check: Callable[[], tuple[CheckState, str]]) -> Check:
+def _checked(name: str, check: Callable[[], _Result]) -> Check:
     try:
         state, words = check()
     except (OSError, ValueError, TypeError, psutil.Error) as error:
@@ -94,28 +246,21 @@ def _checked(name: str, check: Callable[[], tuple[CheckState, str]]) -> Check:
     return Check(name, state, words)
 
 
-def _python(
-    answer: dict[str, Any], interpreter: Interpreter, command: Sequence[str]
-) -> tuple[CheckState, str]:
+def _python(answer: dict[str, Any], interpreter: Interpreter, command: Sequence[str]) -> _Result:
     if "python" not in answer:
         return CheckState.NO, f"{interpreter.path}: {answer.get('error', 'no answer')}"
-    version, where = answer["python"], answer.get("executable") or interpreter.path
-    if _numbers(version) < _OLDEST_PYTHON:
-        return CheckState.NO, f"{version}, {where}: recording needs {_dotted(_OLDEST_PYTHON)} or newer"
+    found = f"{answer['python']}, {answer.get('executable') or interpreter.path}"
+    if _numbers(answer["python"]) < _OLDEST_PYTHON:
+        return CheckState.NO, f"{found}: recording needs {_dotted(_OLDEST_PYTHON)} or newer"
     if not answer.get("hook"):
-        return (
-            CheckState.NO,
-            f"{version}, {where}: does not load the recorder (is it started with -S, -E or -I?)",
-        )
+        return CheckState.NO, f"{found}: does not load the recorder (is it started with -S, -E or -I?)"
     if command and not interpreter.sure:
-        return (
-            CheckState.NOTE,
-            f"{version}, {where}: {command[0]} does not say which Python it starts; this one was asked",
-        )
-    return CheckState.OK, f"{version}, {where}; the recorder loads"
+        asked = f"{command[0]} does not say which Python it starts; this one was asked"
+        return CheckState.NOTE, f"{found}: {asked}"
+    return CheckState.OK, f"{found}; the recorder loads"
 
 
-def _torch(answer: dict[str, Any], command: Sequence[str]) -> tuple[CheckState, str]:
+def _torch(answer: dict[str, Any], command: Sequence[str]) -> _Result:
     version = answer.get("torch")
     if version is None:
         hint = "" if command else ": name the job's command after --"
@@ -131,7 +276,7 @@ def _torch(answer: dict[str, Any], command: Sequence[str]) -> tuple[CheckState, 
     return CheckState.OK, words
 
 
-def _gpus(answer: dict[str, Any]) -> tuple[CheckState, str]:
+def _gpus(answer: dict[str, Any]) -> _Result:
     sampler = NvmlSampler()
     names = [str(gpu.get("name") or "GPU") for gpu in sampler.static]
     seen = answer.get("devices") or 0
@@ -140,36 +285,29 @@ def _gpus(answer: dict[str, Any]) -> tuple[CheckState, str]:
         lacks = f"; {sampler.notes[0].text}" if sampler.notes else ""
         if not seen:
             return CheckState.NOTE, f"{kinds}, but the job's PyTorch sees none"
-        return (
-            CheckState.NOTE if lacks else CheckState.OK
-        ), f"{kinds}, {seen} for the job; clocks, power and links by NVML{lacks}"
+        state = CheckState.NOTE if lacks else CheckState.OK
+        return state, f"{kinds}, {seen} for the job; clocks, power and links by NVML{lacks}"
     if seen:
-        return (
-            CheckState.NOTE,
-            f"{seen} for the job, but no NVML: no clocks, power, throttling or links are recorded",
-        )
+        lacks = "no clocks, power, throttling or links are recorded"
+        return CheckState.NOTE, f"{seen} for the job, but no NVML: {lacks}"
     return CheckState.NOTE, "none: a job here runs on CPUs"
 
 
-def _cores(host: dict[str, Any]) -> tuple[CheckState, str]:
+def _cores(host: dict[str, Any]) -> _Result:
     usable = host.get("cpu_count_usable") or os.cpu_count() or 1
     limit = Cgroup().cpu_limit_cores()
     words = f"{usable} of {host.get('cpu_count_logical') or usable} usable"
     if limit is not None and limit < usable:
-        return (
-            CheckState.NOTE,
-            f"{words}, held to {limit:g} by a container's limit: keep ranks x threads below that",
-        )
+        held = f"held to {limit:g} by a container's limit: keep ranks x threads below that"
+        return CheckState.NOTE, f"{words}, {held}"
     load = os.getloadavg()[0]
     if load > usable / 2:
-        return (
-            CheckState.NOTE,
-            f"{words}; load average {load:.1f}: other programs compete for them, which would show in every step",
-        )
+        compete = "other programs compete for them, which would show in every step"
+        return CheckState.NOTE, f"{words}; load average {load:.1f}: {compete}"
     return CheckState.OK, f"{words}, no limit of a container"
 
 
-def _memory(host: dict[str, Any]) -> tuple[CheckState, str]:
+def _memory(host: dict[str, Any]) -> _Result:
     memory = psutil.virtual_memory()
     limit = host.get("cgroup_memory_limit_bytes")
     words = f"{memory.available / _GB:.1f} GB free of {memory.total / _GB:.1f} GB"
@@ -178,7 +316,7 @@ def _memory(host: dict[str, Any]) -> tuple[CheckState, str]:
     return CheckState.OK, words
 
 
-def _shared_memory() -> tuple[CheckState, str]:
+def _shared_memory() -> _Result:
     place = Path("/dev/shm")
     if not os.access(place, os.W_OK):
         return CheckState.NOTE, f"{place} is not writable: records wait in the temporary folder, on disk"
@@ -189,7 +327,7 @@ def _shared_memory() -> tuple[CheckState, str]:
     return CheckState.OK, words
 
 
-def _clock() -> tuple[CheckState, str]:
+def _clock() -> _Result:
     try:
         source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
     except OSError:
@@ -208,16 +346,9 @@ def _ns_a_reading() -> float:
     return (time.perf_counter_ns() - start) / _READINGS
 
 
-def _processes() -> tuple[CheckState, str]:
-    lacking = [
-        name
-        for name, file in (
-            ("what a process waits in", "wchan"),
-            ("its system call", "syscall"),
-            ("its I/O", "io"),
-        )
-        if not _readable(Path("/proc/self") / file)
-    ]
+def _processes() -> _Result:
+    files = {"wchan": "what a process waits in", "syscall": "its system call", "io": "its I/O"}
+    lacking = [name for file, name in files.items() if not _readable(Path("/proc/self") / file)]
     if not Path("/proc/self/stat").exists():
         return CheckState.NOTE, "/proc is missing: of a job that hangs, only stacks can be recorded"
     if lacking:
@@ -225,7 +356,7 @@ def _processes() -> tuple[CheckState, str]:
     return CheckState.OK, "their state can be read if a job hangs"
 
 
-def _run_directory() -> tuple[CheckState, str]:
+def _run_directory() -> _Result:
     place = Path(RUNS_FOLDER) if Path(RUNS_FOLDER).is_dir() else Path.cwd()
     shown = f"./{RUNS_FOLDER}"
     if not os.access(place, os.W_OK | os.X_OK):
@@ -239,7 +370,7 @@ def _run_directory() -> tuple[CheckState, str]:
     return CheckState.OK, words
 
 
-def _network() -> tuple[CheckState, str]:
+def _network() -> _Result:
     links = [
         # The kernel reports 0 or -1 for links without a speed (virtual ones).
         f"{name} {link.speed / 1e3:g} Gb/s" if link.speed > 0 else name

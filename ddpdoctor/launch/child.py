@@ -3,6 +3,11 @@
 All forwardable signals are blocked in the launcher and received one by one with ``sigtimedwait``: no handler runs, and threads are
 never interrupted.
 
+^C, ``timeout``, a scheduler or a service manager signal every process of a group, so the job gets the signal itself. A supervisor that
+knows only the launcher's process id relies on the launcher passing it on. A signal must not reach the job twice: torchrun stops its cleanup
+on a second SIGTERM. So a second process of the launcher's group blocks all signals; a signal that is pending there (``/proc/PID/status``)
+was sent to the whole group.
+
 The job is forked here and not by ``subprocess``, which reports exit code 0 if SIGCHLD is ignored, and resets signals that the caller
 ignored.
 """
@@ -17,13 +22,98 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
 from ddpdoctor.launch.alone import UnpreparedError, as_own, execute, inherited, not_started, preparing
-from ddpdoctor.launch.group_signals import GroupSignalDetector
-from ddpdoctor.launch.orphans import GRACE_S
+from ddpdoctor.launch.helper import close_inherited_files
+from ddpdoctor.launch.leftovers import GRACE_S
+from ddpdoctor.parentdeath import die_with_parent
+from ddpdoctor.telemetry.procfs import signals_in
+
+_FROM_KERNEL = 0x80
+_PENDING_S = 0.02
+_ENDING_S = 0.5
+
+
+class GroupSignalDetector:
+    """A process in the launcher's group that blocks all signals. Start it before any thread."""
+
+    def __init__(self, signals: Iterable[int], libc: ctypes.CDLL) -> None:
+        self._libc = libc
+        self._signals = set(signals)
+        self._seen: set[int] = set()
+        self._pid = self._start()
+
+    def was_sent_to_group(self, number: int, origin: int) -> bool:
+        """Whether signal ``number``, received here with siginfo code ``origin``, went to the whole group.
+
+        If the process could not be started, only signals of the terminal are recognised, by their origin.
+        """
+        if number in self._seen:
+            self._seen.discard(number)
+            return True
+        deadline_s = time.monotonic() + _PENDING_S
+        while number not in _pending(self._pid):
+            if time.monotonic() > deadline_s:
+                return origin == _FROM_KERNEL
+            time.sleep(0.002)
+        self._replace(number)
+        return True
+
+    def _replace(self, number: int) -> None:
+        """Start a new process: a pending signal stays pending. The old one is ended last, so that no signal is missed between the two."""
+        old, self._pid = self._pid, self._start()
+        before, after = _pending(old), _pending(self._pid)
+        self._seen |= (before & self._signals) - after - {number}
+        _end(old)
+
+    def close(self) -> None:
+        """End the process."""
+        _end(self._pid)
+        self._pid = 0
+
+    def _start(self) -> int:
+        launcher_pid = os.getpid()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
+        try:
+            pid = os.fork()
+        except OSError:
+            pid = -1
+        if pid == 0:
+            _wait_until_killed(self._libc, launcher_pid)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        return max(pid, 0)
+
+
+def _pending(pid: int) -> set[int]:
+    """Numbers of the signals that wait for process ``pid`` to unblock them."""
+    return signals_in(pid, "ShdPnd") | signals_in(pid, "SigPnd")
+
+
+def _end(pid: int) -> None:
+    """Kill process ``pid`` and wait up to ``_ENDING_S`` for its end."""
+    if not pid:
+        return
+    deadline_s = time.monotonic() + _ENDING_S
+    with suppress(ChildProcessError):
+        while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline_s:
+            os.kill(pid, signal.SIGKILL)  # still ours, so the id is
+            time.sleep(0.001)
+
+
+def _wait_until_killed(libc: ctypes.CDLL, launcher_pid: int) -> None:
+    """Sleep until killed, or until the launcher is gone."""
+    try:
+        die_with_parent(signal.SIGKILL, libc)
+        close_inherited_files([])
+        while os.getppid() == launcher_pid:
+            time.sleep(3600)
+    finally:
+        os._exit(0)
+
 
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
 _OF_OUR_WRITING = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU)
@@ -50,11 +140,9 @@ class ExitStatus:
     def take(self) -> NoReturn:
         """End this process the same way, so that its parent gets the job's exit status."""
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with suppress(OSError, ValueError):
                 if stream is not None:  # None if the caller had closed it
                     stream.flush()
-            except (OSError, ValueError):
-                pass
         if self.signal is not None:
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
             if self.signal in signal.valid_signals() - {signal.SIGKILL}:
@@ -176,10 +264,8 @@ class Child:
             self._send(signal.SIGTERM if first else signal.SIGKILL)
 
     def _send(self, number: int) -> None:
-        try:
+        with suppress(OSError):  # a job that became another user, by sudo, takes no signal from this one
             os.kill(self.pid, number)  # not waited for yet, so the id is still its own
-        except OSError:
-            pass  # a job that became another user, by sudo, takes no signal from this one
 
     def _reap(self) -> int | None:
         """The job's wait status once it has ended, else None.

@@ -11,42 +11,32 @@ import sys
 import tempfile
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import ddpdoctor
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.rundir import (
-    MANIFEST_FILE,
-    RUN_SCHEMA,
+from ddpdoctor.rundir import layout
+from ddpdoctor.rundir.files import read_json, write_json
+from ddpdoctor.rundir.liveness import boot_id, boot_time_s, is_running, pid_namespace, started
+from ddpdoctor.rundir.owned import (
     UntrustedFileError,
-    boot_id,
     encoded,
-    host_directory,
-    is_run_directory,
+    folder,
+    is_own,
+    is_own_folder,
     make_private_folder,
-    new_run_id,
-    pid_namespace,
-    read_json,
-    refuse_other_run,
-    run_id,
-    write_json,
+    replace_file,
+    resolve_own_links,
 )
-from ddpdoctor.rundir.liveness import is_running
-from ddpdoctor.rundir.owned import folder, is_own, is_own_folder, replace_file, resolve_own_links
 from ddpdoctor.rundir.privacy import mask_command, mask_text, recorded_environment
 
 _TASK_VARIABLES = (
-    "SLURM_PROCID",
-    "OMPI_COMM_WORLD_RANK",
-    "PMIX_RANK",
-    "PMI_RANK",
-    "MV2_COMM_WORLD_RANK",
-    "RANK",
+    *("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"),
+    *("PMI_RANK", "MV2_COMM_WORLD_RANK", "RANK"),
 )
 
 
@@ -99,10 +89,10 @@ def _stamp(epoch_s: float) -> str:
 
 def _parent_started_s() -> float:
     """Start of the parent process, epoch seconds: all launchers of a job on this host have the same parent."""
-    try:
-        return float(psutil.Process(os.getppid()).create_time())
-    except psutil.Error:
+    ticks, booted_s = started(os.getppid()), boot_time_s()
+    if ticks is None or booted_s is None:
         return time.time()
+    return booted_s + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _working_directory() -> str:
@@ -117,8 +107,8 @@ def new_manifest(
 ) -> dict[str, Any]:
     """The manifest of a run that begins now. ``environment`` is the job's."""
     return {
-        "schema": RUN_SCHEMA,
-        "run_id": new_run_id(),
+        "schema": layout.RUN_SCHEMA,
+        "run_id": layout.new_run_id(),
         "ddpdoctor": ddpdoctor.__version__,
         "command": mask_command(command),
         "cwd": mask_text(_working_directory()),
@@ -145,7 +135,7 @@ def new_manifest(
 RUNS_FOLDER = "ddpdoctor-runs"
 _MANIFEST_S = 2.0
 """Time limit until a manifest is complete, on file systems where it cannot be created atomically."""
-_OURS = frozenset([MANIFEST_FILE, "hosts", "ranks"])
+_OURS = frozenset([layout.MANIFEST_FILE, "hosts", "ranks"])
 
 
 @dataclass
@@ -166,7 +156,7 @@ class Launch:
         """Write ``fields`` (ended_ns, exit_code, signal, notes, note_codes) into the records. Raises OSError, also if the run was deleted
         and another one has its path.
         """
-        refuse_other_run(str(self.run), self.document.get("run_id"))
+        layout.refuse_other_run(str(self.run), self.document.get("run_id"))
         self.document.update(fields)
         with folder(str(self.run), links=True) as run, folder("hosts", run) as hosts:
             if not is_own(run):
@@ -178,19 +168,17 @@ class Launch:
                     entry.name for entry in os.scandir(hosts) if entry.is_dir(follow_symlinks=False)
                 )
                 manifest = {**self.document, "hosts": names}
-                replace_file(MANIFEST_FILE, run, encoded(manifest), mode=0o666)
+                replace_file(layout.MANIFEST_FILE, run, encoded(manifest), mode=0o666)
 
     def withdraw(self) -> None:
         """Remove the records of a launcher whose command could not be started, and the run directory if it is then empty."""
-        try:
+        with suppress(OSError):
             self.record.unlink()
             self.record.parent.rmdir()
             if self.owner:
-                (self.run / MANIFEST_FILE).unlink()
+                (self.run / layout.MANIFEST_FILE).unlink()
                 (self.run / "hosts").rmdir()
                 self.run.rmdir()
-        except OSError:
-            pass
 
     def others_running(self) -> list[str]:
         """``host:pid`` of the run's other launchers that are not known to have ended. The record of an ended one is not read again."""
@@ -228,13 +216,11 @@ def open_run(out: Path | None, name: str, identity: JobIdentity, document: dict[
 
 def _writable_base() -> Path:
     """``ddpdoctor-runs`` in the working directory; if that is read-only or deleted, a private folder in the folder for temporary files."""
-    try:
+    with suppress(OSError):
         base = Path.cwd() / RUNS_FOLDER
         base.mkdir(exist_ok=True)
         if os.access(base, os.W_OK | os.X_OK) and is_own_folder(str(base)):
             return base
-    except OSError:
-        pass
     base = Path(tempfile.gettempdir()) / f"{RUNS_FOLDER}-{os.getuid()}"
     try:
         make_private_folder(str(base))
@@ -257,13 +243,13 @@ def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch
     foreign = sorted(
         entry.name for entry in run.iterdir() if entry.name not in _OURS and entry.suffix != ".tmp"
     )
-    manifest_path = run / MANIFEST_FILE
+    manifest_path = run / layout.MANIFEST_FILE
     if manifest_path.exists():
         # Web applications have a manifest.json, too.
-        of_others = not is_run_directory(str(run)) and (
+        of_others = not layout.is_run_directory(str(run)) and (
             foreign or read_json(str(manifest_path), []) is not None
         )
-        foreign = [MANIFEST_FILE] if of_others else []
+        foreign = [layout.MANIFEST_FILE] if of_others else []
     elif not foreign and (run / "ranks").exists():
         foreign = ["ranks"]
     if foreign:
@@ -278,7 +264,7 @@ def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch
         if reason:
             raise DdpDoctorError(f"{run} {reason}; choose another --out.")
         document = {**document, "run_id": _id_of_owner(run)}
-    folder = Path(host_directory(str(run), host))
+    folder = Path(layout.host_directory(str(run), host))
     folder.mkdir(parents=True, exist_ok=True)
     record = next(
         path for path in _record_names(folder, int(document["pid"])) if create_exclusively(path, document)
@@ -289,9 +275,9 @@ def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch
 def _id_of_owner(run: Path) -> str | None:
     """The run's id; waits up to ``_MANIFEST_S`` for its first launcher to write it."""
     deadline_s = time.monotonic() + _MANIFEST_S
-    while read_json(str(run / MANIFEST_FILE), []) is None and time.monotonic() < deadline_s:
+    while read_json(str(run / layout.MANIFEST_FILE), []) is None and time.monotonic() < deadline_s:
         time.sleep(0.02)
-    return run_id(str(run))
+    return layout.run_id(str(run))
 
 
 def _record_names(folder: Path, pid: int) -> Iterator[Path]:
@@ -323,7 +309,7 @@ def create_exclusively(path: Path, document: dict[str, Any]) -> bool:
 
 def _why_closed(run: Path, identity: JobIdentity) -> str | None:
     """Why a launcher of ``identity`` may not join ``run``; None if it may."""
-    manifest = read_json(str(run / MANIFEST_FILE), []) or {}
+    manifest = read_json(str(run / layout.MANIFEST_FILE), []) or {}
     ended = manifest.get("ended_ns") is not None
     if not ended and is_running(manifest) is not False:
         # The usual case: no launcher needs to read the records of the others.

@@ -3,23 +3,33 @@
 Progress is: a finished step of any rank; something begun or finished within a long step; a rank that does not wait for others and
 works (it or its children move data or take memory; it evaluates, saves or compiles). The clock also stops while a person holds a
 rank (debugger, SIGSTOP, prompt). If the state of a rank is unknown, no hang is reported.
+
+Whether a hang is proven, so that ``--on-hang kill`` may end the job: a rank that does not answer proves nothing. Two independent sources
+must agree for each rank: the kernel (its process has ended, or it and its children use no resources) and the rank itself (it answered a
+request during the hang, and waits for other ranks or is still at the same line). If a thread holds the GIL, faulthandler, which needs no
+GIL, answers for the rank.
+
+The sentences on a hang, for the terminal, come last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddpdoctor.hook.environment import DEFAULT_HANG_AFTER_S
 from ddpdoctor.launch.rankwatch import Activity, WatchedRank
-from ddpdoctor.rundir import LONG_PHASES, Phase
+from ddpdoctor.rundir.packages import innermost_line
+from ddpdoctor.rundir.stepevents import LONG_PHASES, Phase, phase_words
 
 
 @dataclass(frozen=True)
 class Tuning:
     """Times and factors of the decision."""
 
-    after_s: float = 300.0
+    after_s: float = DEFAULT_HANG_AFTER_S
     """Half of the shortest time after which a collective's own timeout ends a job (NCCL's ten minutes, Gloo's thirty)."""
     times_longest: float = 10.0
     """Factor on the longest time between two steps so far: an evaluation on more data takes a few times as long."""
@@ -174,3 +184,159 @@ def _has_new_sign(
 def _is_through(ranks: Sequence[WatchedRank]) -> bool:
     """Whether all have exhausted their data in the step in progress."""
     return all(rank.progress.get("exhausted") is True for rank in ranks)
+
+
+Line = tuple[int, int, str]
+"""Rank, process id, and the line of the job's code at which it is."""
+_APART_S = 60.0
+"""Longest time between the two polls that must both prove the hang before the job is ended (less with a shorter ``--hang-after``). The
+report is written meanwhile: it shows more while the job still runs."""
+
+
+def doubts_of(ranks: Sequence[WatchedRank], has_answered: Callable[[WatchedRank], bool]) -> list[str]:
+    """Reasons not to end the job, a clause per rank; empty if it is proven that no rank makes progress."""
+    alive = [rank for rank in ranks if rank.alive]
+    found = [(rank, _doubt(rank, has_answered)) for rank in alive]
+    if all(rank.waits for rank in alive):
+        # Each of them may wait for what its own device still computes: a thread of CUDA that waits uses a core.
+        found += [
+            (rank, "may compute on its device") for rank in alive if rank.busy and not rank.waits_in_call
+        ]
+    return [f"rank {rank.rank} {doubt}" for rank, doubt in found if doubt]
+
+
+def _doubt(rank: WatchedRank, has_answered: Callable[[WatchedRank], bool]) -> str | None:
+    activity = rank.activity
+    if activity is Activity.HELD:
+        return "is stopped, in a debugger, or waits for input"
+    # A rank that waits by its own report may move data all the same.
+    if activity is Activity.WORKS or rank.meter.moves:
+        return "reads, writes or computes"
+    if rank.state == "D":
+        return "waits for storage"
+    if activity is Activity.COMPUTES:
+        return "uses a processor"
+    if rank.holds_gil:
+        return None  # it cannot answer; faulthandler has written where it is
+    if activity is Activity.UNKNOWN or not rank.is_known:
+        return "does not show what it does"
+    return "has not answered" if rank.joined and not has_answered(rank) else None
+
+
+def lines_of(ranks: Sequence[WatchedRank]) -> frozenset[Line]:
+    """Positions of the ranks that do not wait for others; unchanged between two polls if the job hangs."""
+    return frozenset((*rank.key, rank.where()) for rank in ranks if rank.alive and not rank.waits)
+
+
+class Kill:
+    """Decides when ``--on-hang kill`` ends the job: after two polls, some time apart, that prove the hang."""
+
+    def __init__(self, after_s: float) -> None:
+        self._apart_s = min(after_s, _APART_S)
+        self._declared_s = self._looked_s = time.monotonic()
+        self._is_proven = False
+        """Whether the last poll proved the hang."""
+        self._lines: frozenset[Line] = frozenset()
+        self.is_doubt_reported = False
+        """Whether the user was warned why the job is not ended."""
+
+    def is_due(self, being_diagnosed: bool) -> bool:
+        """Whether it is time for the next poll."""
+        now_s = time.monotonic()
+        if being_diagnosed and now_s - self._declared_s < _APART_S:
+            return False
+        return now_s - self._looked_s >= self._apart_s
+
+    def start_again(self) -> None:
+        """A rank has made progress: two further polls have to prove the hang."""
+        self._is_proven = False
+
+    def look(self, doubts: list[str], current: list[WatchedRank]) -> bool:
+        """Evaluate a poll; True if it is the second one in a row that proves the hang, with all ranks at the same lines."""
+        self._looked_s, before, self._lines = time.monotonic(), self._lines, lines_of(current)
+        was_proven, self._is_proven = self._is_proven, not doubts
+        return self._is_proven and was_proven and before == self._lines
+
+
+_MOST_NAMED = 3
+"""Ranks listed one by one; the report has all."""
+
+
+def hang_sentences(candidate: HangCandidate, here: str) -> list[str]:
+    """Two sentences: that the job seems to hang, and where each rank is. ``here``: " of this host" if the job has ranks elsewhere, too."""
+    longest_s = candidate.longest_gap_s
+    before = f" (its longest pause before was {_seconds(longest_s)})" if longest_s else ""
+    none_joined = not any(rank.joined for rank in (*candidate.blocking, *candidate.waiting))
+    what = "joined its process group" if none_joined else "finished a step"
+    since = f"no rank{here} has {what} for {_seconds(candidate.silent_s)}{before}"
+    computing = [rank for rank in candidate.blocking if rank.computes]
+    or_not = f", or rank {computing[0].rank} computes for long" if computing else ""
+    return [f"{since}: the job seems to hang{or_not}.", _who(candidate)]
+
+
+def unknown_sentence(candidate: HangCandidate, here: str) -> str:
+    """That no step was finished for long, and why it is unknown whether the job hangs."""
+    return (
+        f"no rank{here} has finished a step for {_seconds(candidate.silent_s)}; whether the job hangs is not known: "
+        f"{_named(candidate.unknown)}."
+    )
+
+
+def elsewhere_sentence(silent_s: float, computing: Sequence[WatchedRank]) -> str:
+    """That no rank of this host waits, and which of them compute: ranks of other hosts may wait for them."""
+    return f"no rank of this host has finished a step for {_seconds(silent_s)}; ranks of other hosts may wait for it: {_named(computing)}."
+
+
+def uncounted_sentence(silent_s: float, ranks: Sequence[WatchedRank]) -> str:
+    """That no step was finished for long, and that nothing shows whether ranks wait for each other on their devices."""
+    why = "torch counts no collectives of these ranks, so a wait on a device looks like a computation"
+    return f"no rank has finished a step for {_seconds(silent_s)}; whether the job hangs is not known ({why}): {_named(ranks)}."
+
+
+def _who(candidate: HangCandidate) -> str:
+    if not candidate.blocking:
+        return f"all ranks wait for others: {_named(candidate.waiting)}."
+    waiting = ", ".join(str(rank.rank) for rank in candidate.waiting[:8])
+    more = " ..." if len(candidate.waiting) > 8 else ""
+    many = len(candidate.waiting) > 1
+    rest = f"; rank{'s' if many else ''} {waiting}{more} wait{'' if many else 's'}" if waiting else ""
+    return f"{_named(candidate.blocking)}{rest}."
+
+
+def _named(ranks: Sequence[WatchedRank]) -> str:
+    listed = "; ".join(map(_of, ranks[:_MOST_NAMED]))
+    return listed + (f"; and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else "")
+
+
+def _of(rank: WatchedRank) -> str:
+    whom = f"rank {rank.rank} (process {rank.here_pid or rank.pid})"
+    if rank.end is not None:
+        how = f"was ended by signal {rank.end['signal']}" if rank.end["signal"] is not None else "has ended"
+        if rank.end["code"]:
+            how = f"ended with exit code {rank.end['code']}"
+        return f"{whom} {how} {f'in step {rank.steps}' if rank.joined else 'before it joined'}"
+    if not rank.joined:
+        place = rank.where()
+        at = f", at {place}" if place else ""
+        return f"{whom} {'waits in' if rank.waits else 'has not called'} init_process_group{at}"
+    if rank.suspended:
+        return f"{whom} was suspended (SIGSTOP) in step {rank.steps}"
+    if not rank.reports:
+        if not rank.holds_gil:
+            return f"{whom} does not answer{f' in step {rank.steps}' if rank.counts else ''}"
+        place = innermost_line(rank.faults, or_library=True)
+        where = f", at {place}" if place else ""
+        return f"{whom} does not answer in step {rank.steps}{where}: something holds Python's lock (the GIL)"
+    does = "computing" if rank.activity is Activity.COMPUTES else _does(phase_words(rank.phase) or "")
+    place = rank.where()
+    return f"{whom} is {f'at {place} ' if place else ''}in step {rank.steps}{f', {does}' if does else ''}"
+
+
+def _does(words: str) -> str:
+    return words if not words or words.partition(" ")[0].endswith("ing") else f"in {words}"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} minutes"

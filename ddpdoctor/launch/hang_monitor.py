@@ -9,14 +9,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddpdoctor.hook.environment import DEFAULT_HANG_AFTER_S
-from ddpdoctor.launch import proof
-from ddpdoctor.launch.hang_detection import HangCandidate, ProgressTracker, Tuning
-from ddpdoctor.launch.hang_message import (
+from ddpdoctor.launch.hang_detection import (
+    HangCandidate,
+    Kill,
+    ProgressTracker,
+    Tuning,
+    doubts_of,
     elsewhere_sentence,
     hang_sentences,
     uncounted_sentence,
@@ -24,32 +28,19 @@ from ddpdoctor.launch.hang_message import (
 )
 from ddpdoctor.launch.helper import JOB_ENDED, AnalysisProcess, send
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.launch.procfs import process_document
-from ddpdoctor.launch.rankwatch import Activity, HostWatchedRanks, WatchedRank
-from ddpdoctor.launch.unjoined import Door, UnjoinedRank
+from ddpdoctor.launch.rankwatch import Activity, HostWatchedRanks, WatchedRank, is_silent
+from ddpdoctor.launch.unjoined import UnjoinedRank, UnjoinedRanks
 from ddpdoctor.readable import is_readable
-from ddpdoctor.rundir import (
-    ASKED_FILE,
-    ENDS_FILE,
-    ENDS_SCHEMA,
-    HANG_MONITOR,
-    STALL_FILE,
-    STALL_SCHEMA,
-    STANDING_FILE,
-    HostLock,
-    Standstill,
-    ask,
-    boot_id,
-    host_document,
-    keep_host_document,
-    new_request,
-    read_json,
-)
+from ddpdoctor.rundir.files import read_json
+from ddpdoctor.rundir.host_files import HANG_MONITOR, HostLock, host_document, keep_host_document
+from ddpdoctor.rundir.layout import ASKED_FILE, ENDS_FILE, STALL_FILE, STANDING_FILE
+from ddpdoctor.rundir.liveness import boot_id
+from ddpdoctor.rundir.requests import ask, new_request
+from ddpdoctor.rundir.stops import ENDS_SCHEMA, STALL_SCHEMA, Standstill
+from ddpdoctor.telemetry.procfs import process_document
 
 PERIOD_S = 1.0
 """Between two polls: each costs 0.2 ms per rank."""
-_ANSWERS_S = 5.0
-"""Deadline for answers of ranks: their status threads look for requests once a second, more rarely if processors are short."""
 _AGAIN_S = 30.0
 """Between two updates of ``stall.json`` during a hang."""
 _GOES_ON_S = 3.0
@@ -80,9 +71,9 @@ class HangMonitor:
         self._root, self._options = str(root), options
         self._orders, self._writer = orders, writer
         self._head = {"host": host, "boot": boot_id()}
-        self._office = HostLock(self._root, HANG_MONITOR)
+        self._lock = HostLock(self._root, HANG_MONITOR)
         self._ranks = HostWatchedRanks(self._root)
-        self._door = Door(self._root)
+        self._unjoined = UnjoinedRanks(self._root)
         self._progress = ProgressTracker(options.hang_after_s, Tuning())
         self._analysis = AnalysisProcess(diagnose)
         self._request = 0
@@ -96,7 +87,7 @@ class HangMonitor:
         self._only_works = True
         """Whether that progress is only that a rank moves data."""
         self._written_s = 0.0
-        self._kill: proof.Kill | None = None
+        self._kill: Kill | None = None
         self._began_ns = time.time_ns()
         self._ended_by_another = False
         self._ends: dict[str, Any] = {}
@@ -106,7 +97,7 @@ class HangMonitor:
     def run(self) -> None:
         """Poll until the launcher reports the end of its job or, if it was killed, until its ranks are gone."""
         while not is_readable(self._orders, 0):
-            self._ranks.wait(PERIOD_S, [self._orders, *self._analysis.handles, *self._door.handles])
+            self._ranks.wait(PERIOD_S, [self._orders, *self._analysis.handles, *self._unjoined.handles])
             self._poll()
         if os.read(self._orders, 1) != JOB_ENDED:
             # The launcher is gone and cannot end the job, so no document may say that it did.
@@ -116,13 +107,13 @@ class HangMonitor:
                 self._ranks.wait(PERIOD_S, [])
                 self._poll()
         self._finish()
-        self._office.release()
+        self._lock.release()
 
     def _poll(self) -> None:
         self._end_with_others()
         # The exit code of a process is visible only to monitors that had opened its pidfd before: all monitors poll, also without the lock.
         stepped = self._look()
-        if not self._office.take():
+        if not self._lock.take():
             return  # another launcher's hang monitor is responsible for this host
         current = self._current()
         self._progress.look(time.monotonic(), stepped, current)
@@ -140,8 +131,8 @@ class HangMonitor:
 
     def _look(self) -> bool:
         """Update all ranks of this host; whether one of them has finished a step."""
-        stepped = self._ranks.look(self._door.seen)
-        self._door.look([rank.pid for rank in self._ranks.known.values()])
+        stepped = self._ranks.look(self._unjoined.seen)
+        self._unjoined.look([rank.pid for rank in self._ranks.known.values()])
         return stepped
 
     def _end_with_others(self) -> None:
@@ -158,10 +149,10 @@ class HangMonitor:
 
     def _current(self) -> list[WatchedRank]:
         """The ranks of this host, before and after ``init_process_group``, by rank."""
-        joined = self._ranks.current(self._door.newest_start_ns())
+        joined = self._ranks.current(self._unjoined.newest_start_ns())
         if any(rank.steps for rank in joined):
             return joined  # a job that trains has all of its ranks
-        found = [*joined, *self._door.current([rank.rank for rank in joined])]
+        found = [*joined, *self._unjoined.current([rank.rank for rank in joined])]
         return sorted(found, key=lambda rank: rank.rank)
 
     def _check_for_hang(self, current: list[WatchedRank]) -> None:
@@ -172,16 +163,14 @@ class HangMonitor:
             self._ask_for_others(current)
         elif self._asked_s is None:
             self._ask_all(current)
-        elif all(map(self._has_answered, candidate.waiting + candidate.blocking)) or self._is_late():
+        elif all(map(self._has_answered, candidate.waiting + candidate.blocking)) or is_silent(
+            self._asked_s, time.monotonic()
+        ):
             if candidate.unknown:
                 self._report_unknown(candidate, current)
             else:
                 self._asked_s = None
                 self._report_hang(candidate, current)
-
-    def _is_late(self) -> bool:
-        """Whether the deadline for answers to the last request has passed."""
-        return self._asked_s is None or time.monotonic() - self._asked_s > _ANSWERS_S
 
     def _report_unknown(self, candidate: HangCandidate, current: list[WatchedRank]) -> None:
         """Warn, once per silence, that it is unknown whether the job hangs. Nothing is written to the run directory."""
@@ -218,10 +207,8 @@ class HangMonitor:
         if isinstance(rank, UnjoinedRank):
             rank.ask()
             return
-        try:
+        with suppress(OSError):  # it has gone meanwhile, or its spool is
             ask(rank.spool, self._request)
-        except OSError:
-            pass  # it has gone meanwhile, or its spool is
 
     def _has_answered(self, rank: WatchedRank) -> bool:
         if not rank.alive or rank.holds_gil:
@@ -252,8 +239,8 @@ class HangMonitor:
         if why := self._why_spared(candidate, current):
             send(self._writer, warn=f"the job is not ended: {why}.")
             return
-        self._kill = proof.Kill(candidate.after_s)
-        self._kill.look(proof.doubts(current, self._has_answered), current)
+        self._kill = Kill(candidate.after_s)
+        self._kill.look(doubts_of(current, self._has_answered), current)
 
     def _why_spared(self, candidate: HangCandidate, current: list[WatchedRank]) -> str | None:
         if not candidate.blocking and self._here(current):
@@ -291,7 +278,7 @@ class HangMonitor:
             self._resume(stall)
         elif self._moved_s is not None:
             return  # whether it goes on will show
-        elif self._kill is not None and self._is_time_to_kill(self._kill, current):
+        elif self._kill is not None and self._confirm_kill(self._kill, current):
             self._kill = None
             stall["state"] = Standstill.KILLED.value
             self._write_stall(stall)
@@ -333,17 +320,17 @@ class HangMonitor:
         self._stall = self._kill = self._asked_s = self._moved_s = None
         send(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s.")
 
-    def _is_time_to_kill(self, kill: proof.Kill, current: list[WatchedRank]) -> bool:
+    def _confirm_kill(self, kill: Kill, current: list[WatchedRank]) -> bool:
         """Whether a second poll, after a new request for positions, confirms the hang. The report is awaited first, as it shows more while
         the job still runs. Not if this would not be reported as a hang now: the ranks that still run may wait for no other."""
         if self._progress.hang_candidate(current) is None or not kill.is_due(bool(self._analysis.handles)):
             return False
         if self._asked_s is None:
             self._ask_all(current)
-        if not (all(map(self._has_answered, current)) or self._is_late()):
+        if not (all(map(self._has_answered, current)) or is_silent(self._asked_s, time.monotonic())):
             return False
         self._asked_s = None
-        doubts = proof.doubts(current, self._has_answered)
+        doubts = doubts_of(current, self._has_answered)
         if doubts and not kill.is_doubt_reported:
             kill.is_doubt_reported = True
             send(self._writer, warn=f"the job is not ended: {doubts[0]}.")
@@ -357,7 +344,7 @@ class HangMonitor:
         self._keep(STALL_FILE, stall)
 
     def _write_ends(self) -> None:
-        ends = self._ranks.ends(self._door.ends([rank.rank for rank in self._ranks.known.values()]))
+        ends = self._ranks.ends(self._unjoined.ends([rank.rank for rank in self._ranks.known.values()]))
         ends["ends"] = self._with_those_seen_before(ends["ends"])
         if ends["ends"] and ends != self._ends:
             self._ends = ends
@@ -374,14 +361,12 @@ class HangMonitor:
         return list(found.values())
 
     def _keep(self, name: str, document: dict[str, Any]) -> None:
-        try:
+        with suppress(OSError):  # its memory is full, or gone
             keep_host_document(self._root, name, document)
-        except OSError:
-            pass  # its memory is full, or gone
 
     def _finish(self) -> None:
         self._look()
-        if self._office.take():
+        if self._lock.take():
             self._write_ends()
             # The time of a kill is kept: later launchers must not take it for their own.
             if self._stall is not None and self._stall["state"] == Standstill.LASTS.value:

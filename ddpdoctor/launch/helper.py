@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddpdoctor.launch import procfs
 from ddpdoctor.parentdeath import die_with_parent
 from ddpdoctor.readable import is_readable
+from ddpdoctor.telemetry import procfs
 
 Beat = Callable[[], None]
 """To be called while work makes progress."""
@@ -107,12 +107,10 @@ def _forked(work: Callable[[int], None], *kept: int) -> tuple[int, int]:
 
 def abandon(pid: int) -> None:
     """Kill a child that may be blocked for ever, without waiting for its end."""
-    try:
+    with suppress(ProcessLookupError, ChildProcessError):
         if os.waitpid(pid, os.WNOHANG)[0] == 0:  # not waited for yet, so the id is still its own
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, os.WNOHANG)
-    except (ProcessLookupError, ChildProcessError):
-        pass
 
 
 def close_inherited_files(kept: Iterable[int]) -> None:
@@ -121,10 +119,8 @@ def close_inherited_files(kept: Iterable[int]) -> None:
     keep = set(kept)
     for name in [path.name for path in Path("/proc/self/fd").iterdir()]:
         if int(name) not in keep:
-            try:
+            with suppress(OSError):
                 os.close(int(name))
-            except OSError:
-                pass
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in set(range(3)) - keep - {nowhere}:
         os.dup2(nowhere, number)
@@ -132,10 +128,8 @@ def close_inherited_files(kept: Iterable[int]) -> None:
 
 def prefer_for_oom_kill() -> None:
     """Let the kernel kill this process and its children first if memory runs out."""
-    try:
+    with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    except OSError:
-        pass
 
 
 def beating(writer: int, sign: bytes = _BEAT) -> Beat:
@@ -146,10 +140,8 @@ def beating(writer: int, sign: bytes = _BEAT) -> Beat:
         nonlocal last_s
         if time.monotonic() - last_s > _LEAST_BEAT_S:
             last_s = time.monotonic()
-            try:
+            with suppress(OSError):  # the reader is gone
                 os.write(writer, sign)
-            except OSError:
-                pass  # the reader is gone
 
     return beat
 
@@ -241,11 +233,10 @@ class HelperProcess:
             name=f"ddpdoctor-{self._name}",
             daemon=True,
         )
-        try:
+        # No further thread is allowed: it works on, and its messages are not read.
+        with suppress(RuntimeError):
             reader.start()
             self._reader = reader
-        except RuntimeError:
-            pass  # no further thread is allowed: it works on, and its messages are not read
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
         """Its one message, without ``listen``; empty after ``timeout_s`` or if it has died."""
@@ -266,10 +257,8 @@ class HelperProcess:
         abandon(self._pid)
 
     def _send_end(self) -> None:
-        try:
+        with suppress(OSError):  # it has died
             os.write(self._orders, JOB_ENDED)
-        except OSError:
-            pass  # it has died
         os.close(self._orders)
 
     def end(self) -> None:
@@ -300,10 +289,8 @@ def _listen(answers: int, timeout: HeartbeatTimeout, on_message: Callable[[dict[
 
 def send(writer: int, **what: Any) -> None:
     """Send a message to the launcher; does nothing if that is gone."""
-    try:
+    with suppress(OSError):
         os.write(writer, json.dumps(what).encode() + b"\n")
-    except OSError:
-        pass
 
 
 _ANALYSIS_S = 600.0

@@ -10,38 +10,36 @@ import selectors
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ddpdoctor.launch import procfs
-from ddpdoctor.launch.usage import Meter
-from ddpdoctor.rundir import (
-    FAULTS_FILE,
-    OWN_PHASES,
-    PROGRESS_FILE,
-    WAITING_PHASES,
-    Beat,
-    HeartbeatReader,
-    Phase,
-    read_bounded,
-    read_json,
-    spools_in,
-    waits_for_others,
-    writer_of,
-)
-from ddpdoctor.rundir.fault_text import says_gil_is_held
-from ddpdoctor.rundir.layout import parse_spool_name
-from ddpdoctor.telemetry.cgroup import Cgroup
+from ddpdoctor.rundir.files import read_bounded, read_json
+from ddpdoctor.rundir.heartbeat import Beat, HeartbeatReader
+from ddpdoctor.rundir.layout import FAULTS_FILE, PROGRESS_FILE, parse_spool_name
+from ddpdoctor.rundir.liveness import writer_of
+from ddpdoctor.rundir.packages import says_gil_is_held
+from ddpdoctor.rundir.spool import spools_in
+from ddpdoctor.rundir.stepevents import OWN_PHASES, WAITING_PHASES, Phase, waits_for_others
+from ddpdoctor.telemetry import procfs
+from ddpdoctor.telemetry.host import Cgroup
+from ddpdoctor.telemetry.procfs import Meter
 
-_FRESH_S = 5.0
-"""A rank that has not reported its position for so long does not answer: it reports once a second."""
+_SILENT_S = 5.0
+"""Longest time between two signs of a rank that reports or answers: its status thread wakes once a second, more rarely if processors are
+short."""
 _BUSY_CORES = 0.2
 """A rank that uses less sleeps: polling threads use a few hundredths."""
 _METRICS_S = 30.0
 """Longest time between two uses of the model in an evaluation, as for metrics of some batches."""
 _MOST_FAULTS_BYTES = 1 << 20
+
+
+def is_silent(since_s: float | None, now_s: float, most_s: float = 0.0) -> bool:
+    """Whether the last sign, at ``since_s``, is longer ago than ``_SILENT_S`` and ``most_s``; None: there was none. Monotonic seconds."""
+    return since_s is None or now_s - since_s > max(most_s, _SILENT_S)
 
 
 class Activity(Enum):
@@ -86,7 +84,8 @@ class WatchedRank:
     here_pid: int = -1
     """Its process id in this process's pid namespace; 0 if it is not visible from here."""
     _evaluated_s: float | None = None
-    _handle: int = -1
+    handle: int = -1
+    """The pidfd, readable once the process has ended; -1 if there is none."""
     _looked_s: float = 0.0
     _ran_python_s: float = 0.0
     """When Python last ran in it, or could not show that; monotonic seconds."""
@@ -107,9 +106,9 @@ class WatchedRank:
         if not self.here_pid:
             return
         try:
-            self._handle = os.pidfd_open(self.here_pid)
+            self.handle = os.pidfd_open(self.here_pid)
         except OSError:
-            self._handle = -1
+            self.handle = -1
             if not procfs.state_of(self.here_pid):
                 self.note_end()
 
@@ -118,16 +117,16 @@ class WatchedRank:
 
     def follow(self, seen: WatchedRank) -> None:
         """Take over pidfd and end of ``seen``, the same process before ``init_process_group``: its exit code may be known only there."""
-        self.here_pid, self._handle, seen._handle = seen.here_pid, seen._handle, -1
+        self.here_pid, self.handle, seen.handle = seen.here_pid, seen.handle, -1
         self.meter = Meter(self.here_pid)
         if seen.end is not None:
             self.end = {**seen.end, "joined": True}
 
     def close(self) -> None:
         """Close the pidfd."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        if self.handle >= 0:
+            os.close(self.handle)
+            self.handle = -1
 
     @property
     def alive(self) -> bool:
@@ -136,22 +135,13 @@ class WatchedRank:
     @property
     def ended_well(self) -> bool:
         """Whether its process has ended in order: without a signal, with exit code 0 or an unknown one."""
-        return (
-            self.end is not None
-            and self.end["in_order"]
-            and self.end["signal"] is None
-            and not self.end["code"]
-        )
+        end = self.end
+        return end is not None and end["in_order"] and end["signal"] is None and not end["code"]
 
     @property
     def key(self) -> tuple[int, int]:
         """Its number and process id: each rank records the id that it has in its own pid namespace."""
         return self.rank, self.pid
-
-    @property
-    def handle(self) -> int:
-        """The pidfd, readable once the process has ended; -1 if there is none."""
-        return self._handle
 
     def look(self) -> bool:
         """Update its state; whether a step was finished since the last poll."""
@@ -160,7 +150,7 @@ class WatchedRank:
         stepped = beat is not None and beat.steps > self.steps
         now_s, looked_s = time.monotonic(), self._looked_s
         self._looked_s = now_s
-        if stepped or now_s - looked_s > _FRESH_S:
+        if stepped or is_silent(looked_s, now_s):
             self._python_has_run(now_s)
         if beat is not None:
             self.began_ns, self.steps, self.ended = beat.began_ns, beat.steps, beat.in_order
@@ -169,13 +159,13 @@ class WatchedRank:
             # What it did last is read after its process has ended.
             self.end["step"] = self.steps
             self.end["in_order"] = self.end["in_order"] or self.ended
-        elif stepped and self._handle >= 0:
+        elif stepped and self.handle >= 0:
             # It makes progress, and the pidfd shows its end: nothing else is read.
             self.state, self.progress, self.heard_s = "", {}, None
             self.meter.clear()
         else:
             self._look_at_process()
-            self._look_at_answer(before, beat)
+            self._look_at_report(before, beat)
             if self.suspended or self.state == "t":
                 self._python_has_run(now_s)
         return stepped
@@ -186,7 +176,7 @@ class WatchedRank:
     def ask_stack(self, after_s: float) -> None:
         """Have faulthandler write the stack of its first thread, once, if Python has not run in it for ``after_s``. Not while it is
         stopped, nor in a system call that a signal interrupts, nor if the job has replaced the signal's handler."""
-        if self._is_asked_for_stack or self._looked_s - self._ran_python_s < max(after_s, _FRESH_S):
+        if self._is_asked_for_stack or not is_silent(self._ran_python_s, self._looked_s, after_s):
             return
         number = 0 if self.beat is None or self.beat.in_order else self.beat.signal
         if number <= 0 or not self.alive or not self.here_pid or self.suspended or self.attended:
@@ -194,11 +184,9 @@ class WatchedRank:
         if not procfs.catches(self.here_pid, number) or procfs.is_interruptible(self.here_pid, sleeps=True):
             return
         self._is_asked_for_stack = True
-        try:
-            if self._handle >= 0:
-                signal.pidfd_send_signal(self._handle, number)
-        except OSError:
-            pass  # it has gone meanwhile
+        if self.handle >= 0:
+            with suppress(OSError):  # it has gone meanwhile
+                signal.pidfd_send_signal(self.handle, number)
 
     def _look_at_process(self) -> None:
         if not self.here_pid:
@@ -211,26 +199,24 @@ class WatchedRank:
         else:
             self.meter.look(self.beat)
 
-    def _look_at_answer(self, before: Beat | None, beat: Beat | None) -> None:
-        if before is not None and beat is not None and beat.answers > before.answers:
+    def _look_at_report(self, before: Beat | None, beat: Beat | None) -> None:
+        if before is not None and beat is not None and beat.reports > before.reports:
             self.heard_s = time.monotonic()
             self._python_has_run(self.heard_s)
             self.progress = read_json(str(Path(self.spool) / PROGRESS_FILE), []) or {}
-        self._faults = "" if self.answers else self._read_faults()
+        self._faults = "" if self.reports else self._read_faults()
 
     def _read_faults(self) -> str:
-        try:
-            return read_bounded(str(Path(self.spool) / FAULTS_FILE), _MOST_FAULTS_BYTES).decode(
-                errors="replace"
-            )
-        except OSError:
-            return ""
+        file = str(Path(self.spool) / FAULTS_FILE)
+        with suppress(OSError):
+            return read_bounded(file, _MOST_FAULTS_BYTES).decode(errors="replace")
+        return ""
 
     def note_end(self) -> None:
         """Record the end of its process."""
         if not self.alive:
             return
-        status = procfs.exit_status(self.here_pid, self._handle)
+        status = procfs.exit_status(self.here_pid, self.handle)
         code = None if status is None else os.waitstatus_to_exitcode(status)
         self.end = {
             "rank": self.rank,
@@ -250,9 +236,9 @@ class WatchedRank:
         return self.beat is not None
 
     @property
-    def answers(self) -> bool:
+    def reports(self) -> bool:
         """Whether it has lately reported its position."""
-        return self.heard_s is not None and time.monotonic() - self.heard_s < _FRESH_S
+        return not is_silent(self.heard_s, time.monotonic())
 
     @property
     def faults(self) -> str:
@@ -262,18 +248,18 @@ class WatchedRank:
     @property
     def holds_gil(self) -> bool:
         """Whether a thread holds the GIL: the rank does not answer, and faulthandler has written its stacks."""
-        return not self.answers and says_gil_is_held(self.faults)
+        return not self.reports and says_gil_is_held(self.faults)
 
     @property
     def phase(self) -> str:
         """The phase that it reports; "" if it does not answer."""
         phase = self.progress.get("phase")
-        return phase if self.answers and isinstance(phase, str) else ""
+        return phase if self.reports and isinstance(phase, str) else ""
 
     @property
     def waits(self) -> bool:
         """Whether it reports that it waits for other ranks."""
-        if not self.answers:
+        if not self.reports:
             return False
         groups = self.progress.get("groups")
         backward = self.phase == Phase.BACKWARD and not groups and not self.busy
@@ -282,7 +268,7 @@ class WatchedRank:
     @property
     def waits_in_call(self) -> bool:
         """Whether it is in a collective that it called from Python, and not only known to wait by its process groups' counts."""
-        return self.answers and self.phase in WAITING_PHASES
+        return self.reports and self.phase in WAITING_PHASES
 
     @property
     def counts_collectives(self) -> bool:
@@ -332,7 +318,7 @@ class WatchedRank:
     @property
     def is_known(self) -> bool:
         """Whether enough is visible to conclude that it does nothing."""
-        return bool(self.here_pid) and self.counts and self.answers
+        return bool(self.here_pid) and self.counts and self.reports
 
     def _is_in_long_phase(self) -> bool:
         return self._evaluates() or self.phase in (Phase.SAVE, Phase.LOAD, Phase.COMPILE)
@@ -354,14 +340,11 @@ class WatchedRank:
     @property
     def signs(self) -> tuple[Any, ...]:
         """Values that change while it makes progress within a step."""
-        if not self.answers:
+        if not self.reports:
             return ()
         groups = self.progress.get("groups")
-        enqueued = (
-            sorted((name, numbers[:1]) for name, numbers in groups.items())
-            if isinstance(groups, dict)
-            else []
-        )
+        known = groups if isinstance(groups, dict) else {}
+        enqueued = sorted((name, numbers[:1]) for name, numbers in known.items())
         return self.progress.get("events"), self.progress.get("evaluations"), str(enqueued)
 
     def where(self) -> str:
@@ -399,21 +382,16 @@ class HostWatchedRanks:
             for handle in also:
                 selector.register(handle, selectors.EVENT_READ)
             ready: list[tuple[selectors.SelectorKey, int]] = []
-            while (
-                not ready
-                and self._listed_ns == self._changed_ns()
-                and (left_s := ends_s - time.monotonic()) > 0
-            ):
-                ready = selector.select(min(left_s, _NEW_S))
+            while not ready and self._listed_ns == self._changed_ns() and time.monotonic() < ends_s:
+                ready = selector.select(min(max(0.0, ends_s - time.monotonic()), _NEW_S))
             for key, _ in ready:
                 if key.data is not None:
                     key.data.note_end()
 
     def _changed_ns(self) -> int:
-        try:
+        with suppress(OSError):
             return Path(self._root).stat().st_mtime_ns
-        except OSError:
-            return 0
+        return 0
 
     def look(self, seen: Callable[[int, int], WatchedRank | None] | None = None) -> bool:
         """Update all of them; whether one has finished a step. ``seen(rank, pid)``: the same process if it was known before

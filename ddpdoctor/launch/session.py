@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.hook.environment import (
@@ -31,30 +31,18 @@ from ddpdoctor.launch.child import Child, ExitStatus
 from ddpdoctor.launch.directory import Launch, default_run_name, job_identity, new_manifest, open_run
 from ddpdoctor.launch.hang_monitor import END_S, HangMonitor
 from ddpdoctor.launch.helper import Beat, HelperProcess, StorageTimeoutError, run_with_timeout
-from ddpdoctor.launch.leftovers import (
-    HostRanks,
-    clear_spools_of_earlier_runs,
-    drain_spools,
-)
+from ddpdoctor.launch.leftovers import HostRanks, Orphans, clear_spools_of_earlier_runs, drain_spools
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.launch.orphans import Orphans
 from ddpdoctor.launch.storage_process import StorageProcess
-from ddpdoctor.rundir import (
-    ASKED_FILE,
-    ASKED_SCHEMA,
-    ENDS_FILE,
-    STALL_FILE,
-    Note,
-    NoteCode,
-    boot_id,
-    keep_host_document,
-    make_spool_root,
-    note_sources,
-)
+from ddpdoctor.rundir.handover import clear_raw_folders
+from ddpdoctor.rundir.host_files import keep_host_document, read_unjoined, unjoined_files
+from ddpdoctor.rundir.layout import ASKED_FILE, ENDS_FILE, STALL_FILE
+from ddpdoctor.rundir.liveness import boot_id
+from ddpdoctor.rundir.notes import Note, NoteCode
 from ddpdoctor.rundir.privacy import mask_text
-from ddpdoctor.rundir.raw_traces import clear_raw_folders
-from ddpdoctor.rundir.stops import signal_name
-from ddpdoctor.rundir.unjoined import read_unjoined, unjoined_files
+from ddpdoctor.rundir.sources import note_sources
+from ddpdoctor.rundir.spool import make_spool_root
+from ddpdoctor.rundir.stops import ASKED_SCHEMA, signal_name
 
 _MOST_NAMED = 8
 
@@ -156,10 +144,7 @@ def run_job(
 
 
 def _started(
-    command: Sequence[str],
-    options: RunOptions,
-    base: dict[str, str],
-    diagnose: Callable[[Path], str] | None,
+    command: Sequence[str], options: RunOptions, base: dict[str, str], diagnose: Callable[[Path], str] | None
 ) -> tuple[_Recording, Child]:
     """Start the job and its recording. Raises DdpDoctorError if ``options.out`` must not be written to, CommandNotStartedError,
     UnpreparedError; in each case the job does not run and nothing is left."""
@@ -168,7 +153,7 @@ def _started(
         manifest = new_manifest(command, options, base, identity)
         name = default_run_name(command, identity)
 
-    def prepare(beat: Beat) -> _Place:
+    def prepare(beat: Beat) -> tuple[Launch, Path]:
         with preparing("the run directory cannot be created", but=DdpDoctorError):
             launch = open_run(options.out, name, identity, manifest)
         try:
@@ -179,18 +164,18 @@ def _started(
         except Exception:
             launch.withdraw()
             raise
-        return _Place(launch, spool)
+        return launch, spool
 
     def take_back(beat: Beat) -> None:
         """Remove what was made for a job that has not started."""
-        place.launch.withdraw()
-        drain_spools(place.spool)
+        launch.withdraw()
+        drain_spools(spool)
 
     with preparing("the run directory cannot be created", but=DdpDoctorError):
-        place = run_with_timeout(prepare, _START_S)
+        launch, spool = run_with_timeout(prepare, _START_S)
     try:
         with preparing("the recording cannot be prepared"):
-            recording = _Recording(place, options, base, diagnose)
+            recording = _Recording(launch, spool, options, base, diagnose)
         return recording, Child(command, recording.environment, recording.note_asked)
     except BaseException:
         with suppress(Exception):
@@ -211,37 +196,26 @@ def _run_unrecorded(command: Sequence[str], environment: dict[str, str]) -> Outc
     return Outcome(status, interrupted=child.close())
 
 
-class _Place(NamedTuple):
-    """Where a run is recorded."""
-
-    launch: Launch
-    spool: Path
-    """Folder of its ranks' spools on this host."""
-
-
-_StageResult = tuple[list[str], list[str]]
-"""Result of a stage after the job's end: notes, and sentences on what could not be saved."""
-
-
 class _Recording:
     """A run directory being filled."""
 
     def __init__(
         self,
-        place: _Place,
+        launch: Launch,
+        spool: Path,
         options: RunOptions,
         base: dict[str, str],
         diagnose: Callable[[Path], str] | None,
     ) -> None:
-        self.launch, self.spool = place
-        launch = self.launch
+        """``spool``: folder of the ranks' spools on this host."""
+        self.launch, self.spool = launch, spool
         self.ranks = HostRanks(launch.run, launch.host)
-        kept = launch.run, place.spool, launch.host, options
+        kept = launch.run, spool, launch.host, options
         self.storage_process = HelperProcess(
             "storage", lambda orders, writer: StorageProcess(*kept, orders, writer).run()
         )
         own = None if diagnose is None or not launch.owner else partial(diagnose, launch.run)
-        watched = place.spool, launch.host, options, own
+        watched = spool, launch.host, options, own
         self.hang_monitor = HelperProcess(
             "hang-monitor", lambda orders, writer: HangMonitor(*watched, orders, writer).run()
         )
@@ -271,14 +245,14 @@ class _Recording:
                 child.end()
             self.manifest_notes += [Note(text, NoteCode(code)) for text, code in said.get("notes", [])]
 
-        try:
-            self.storage_process.start()
-        except Exception as error:
-            self.notes.append(f"No telemetry: {error}.")
-        try:
-            self.hang_monitor.start()
-        except Exception as error:
-            self.notes.append(f"The job is not watched for hangs: {error}.")
+        for process, lost in (
+            (self.storage_process, "No telemetry"),
+            (self.hang_monitor, "The job is not watched for hangs"),
+        ):
+            try:
+                process.start()
+            except Exception as error:
+                self.notes.append(f"{lost}: {error}.")
         try:
             self.storage_process.listen(heard, _ANSWER_S)
             self.hang_monitor.listen(heard, END_S)
@@ -314,10 +288,8 @@ class _Recording:
             "signal": number,
             "at_ns": time.time_ns(),
         }
-        try:
+        with suppress(Exception):  # its memory is full, or gone
             keep_host_document(str(self.spool), ASKED_FILE, document)
-        except Exception:
-            pass  # its memory is full, or gone
 
     def _finish(self, command: Sequence[str], status: ExitStatus, child: Child) -> tuple[int, bool]:
         """Gather what the job left. Returns the number of ranks recorded, and whether it is known how ranks stopped. Raises
@@ -330,13 +302,13 @@ class _Recording:
         with suppress(StorageTimeoutError):  # how the ranks ended is then not written down
             self.hang_monitor.end()
         self.storage_process.end()
-        self._stage(self._wait_for_traces)
+        self._stage(self._wait_for_traces, self.notes)
         if child.is_to_end or status.signal is not None:
             end_orphans = partial(self._end_orphans, child.was_signalled_by_group, self._recorded_ranks())
-            if not self._stage(end_orphans):
+            if not self._stage(end_orphans, self.notes):
                 self.notes.append("Processes of the job may still run: they could not be looked for.")
-        for stage in (self._collect, self._wait_for_others):
-            if not self._stage(stage):
+        for stage, sentences in ((self._collect, self.unsaved), (self._wait_for_others, self.notes)):
+            if not self._stage(stage, sentences):
                 raise StorageTimeoutError
         self._note_sources()
         # A command that was ended by a signal may leave with an exit code, as torchrun does.
@@ -370,21 +342,20 @@ class _Recording:
             said.append(f"{self.launch.run} could not be completed: {error}.")
         return recorded, stopped, said
 
-    def _stage(self, stage: Callable[[Beat], _StageResult]) -> bool:
-        """Run a stage after the job's end in a helper process, and keep its sentences; False if the storage did not answer."""
+    def _stage(self, stage: Callable[[Beat], list[str]], sentences: list[str]) -> bool:
+        """Run a stage after the job's end in a helper process, and add what it says to ``sentences``; False if the storage did not
+        answer."""
         try:
-            notes, unsaved = run_with_timeout(stage, _ANSWER_S)
-            self.notes += notes
-            self.unsaved += unsaved
+            sentences += run_with_timeout(stage, _ANSWER_S)
         except StorageTimeoutError:
             return False
         except Exception as error:
             self.notes.append(f"The recording may be incomplete: {type(error).__name__}: {error}.")
         return True
 
-    def _wait_for_traces(self, beat: Beat) -> _StageResult:
+    def _wait_for_traces(self, beat: Beat) -> list[str]:
         self.ranks.wait_for_traces()
-        return [], []
+        return []
 
     def _recorded_ranks(self) -> dict[int, int] | None:
         """By process id, the ranks of this host in the run directory; None if it does not answer."""
@@ -393,41 +364,33 @@ class _Recording:
         except Exception:
             return None
 
-    def _end_orphans(
-        self, was_signalled: bool, recorded: Mapping[int, int] | None, beat: Beat
-    ) -> _StageResult:
+    def _end_orphans(self, was_signalled: bool, recorded: Mapping[int, int] | None, beat: Beat) -> list[str]:
         """End processes of this launcher's job that outlived the command."""
         orphans = Orphans(_LAUNCHER_VARIABLE, self.marker, self.spool, recorded)
-        return orphans.end(beat, os.getpgrp() if was_signalled else 0).sentences(), []
+        return orphans.end(beat, os.getpgrp() if was_signalled else 0).sentences()
 
-    def _collect(self, beat: Beat) -> _StageResult:
+    def _collect(self, beat: Beat) -> list[str]:
         unsaved = drain_spools(self.spool, beat, self.launch.run)
         folders = [tempfile.gettempdir(), *map(str, (self.launch.run / "ranks").glob("*"))]
         clear_raw_folders(folders, self.launch.document["run_id"])
-        return [], unsaved
+        return unsaved
 
     def _note_sources(self) -> None:
         """Record the ranks' source files, so that the analysis can check whether they changed. If the job's storage is slow or gone, only
         the source text in the report is missing."""
         launch = self.launch
         try:
-            run_with_timeout(
-                lambda beat: note_sources(
-                    str(launch.run), launch.host, self.ranks.folders(), launch.document["started_ns"]
-                ),
-                _ANSWER_S,
-            )
+            began_ns = launch.document["started_ns"]
+            noted = str(launch.run), launch.host
+            run_with_timeout(lambda beat: note_sources(*noted, self.ranks.folders(), began_ns), _ANSWER_S)
         except Exception as error:
-            why = (
-                "its storage does not answer"
-                if isinstance(error, StorageTimeoutError)
-                else f"{type(error).__name__}: {error}"
-            )
+            failed = f"{type(error).__name__}: {error}"
+            why = "its storage does not answer" if isinstance(error, StorageTimeoutError) else failed
             self.manifest_notes.append(
                 Note(f"The report shows no source text: the job's files could not be read ({why}).")
             )
 
-    def _wait_for_others(self, beat: Beat) -> _StageResult:
+    def _wait_for_others(self, beat: Beat) -> list[str]:
         """Wait up to ``_OTHERS_S`` for the run's other launchers, if this one analyses the run."""
         deadline_s, pause_s = time.monotonic() + _OTHERS_S, 0.1
         while self.launch.owner and (others := self.launch.others_running()):
@@ -436,8 +399,8 @@ class _Recording:
                     f"{len(others)} other launcher{'s' if len(others) > 1 else ''} of this run had not ended "
                     f"({', '.join(others[:4])}): `ddpdoctor analyze {self.launch.run}` later sees all of it."
                 )
-                return [note], []
+                return [note]
             beat()
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 1.0)
-        return [], []
+        return []

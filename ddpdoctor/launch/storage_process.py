@@ -15,26 +15,15 @@ from ddpdoctor.launch.helper import JOB_ENDED, LOOK_S, HelperProcess, beating, s
 from ddpdoctor.launch.leftovers import HostRanks, drain_stale_spools, stale_roots
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.readable import is_readable
-from ddpdoctor.rundir import (
-    RANK_FILE,
-    TARGET_FILE,
-    BusyError,
-    DiskBudget,
-    HostLock,
-    Note,
-    OtherRunError,
-    copy_host_documents,
-    drain,
-    host_directory,
-    is_over,
-    make_private_folder,
-    rank_budget,
-    read_json,
-    reason_of,
-    remove_root,
-    spools_in,
-)
-from ddpdoctor.rundir.host_lock import METRICS_SERVER
+from ddpdoctor.rundir.compaction import DiskBudget, rank_budget
+from ddpdoctor.rundir.draining import BusyError, drain
+from ddpdoctor.rundir.files import read_json, reason_of
+from ddpdoctor.rundir.host_files import METRICS_SERVER, HostLock, copy_host_documents, remove_root
+from ddpdoctor.rundir.layout import RANK_FILE, TARGET_FILE, OtherRunError, host_directory
+from ddpdoctor.rundir.liveness import is_over
+from ddpdoctor.rundir.notes import Note
+from ddpdoctor.rundir.owned import make_private_folder
+from ddpdoctor.rundir.spool import spools_in
 
 if TYPE_CHECKING:
     from ddpdoctor.telemetry import TelemetrySampler
@@ -61,7 +50,7 @@ class StorageProcess:
         self._run, self._root, self._host, self._options = run, root, host, options
         self._orders, self._writer = orders, writer
         self._beat = beating(writer, b"\n")
-        self._carrier = HostLock(str(root))
+        self._lock = HostLock(str(root))
         self._budgets: dict[str, DiskBudget] = {}
         self._warned: set[str] = set()
         self._copied: dict[str, int] = {}
@@ -79,9 +68,9 @@ class StorageProcess:
     def run(self) -> None:
         """Copy until the launcher reports the end of its job or, if it was killed, until its ranks are gone."""
         self._start_metrics()
-        # Ranks look for a carrier as soon as they begin.
+        # Ranks check as soon as they begin whether this lock is held.
         others = HelperProcess("others", lambda orders, writer: drain_stale_spools(self._root))
-        self._samples = self._carrier.take()
+        self._samples = self._lock.take()
         if self._samples and stale_roots(self._root):
             with suppress(OSError):  # no further process is allowed: a later run does it
                 others.start()
@@ -93,7 +82,7 @@ class StorageProcess:
             self._wait_for_ranks()
         self._run_with_heartbeats(self._stop)
         others.stop(_OTHERS_S)
-        self._carrier.release()
+        self._lock.release()
 
     def _run_with_heartbeats(self, work: Callable[[], None]) -> bool:
         """Call ``work`` in a thread, with heartbeats; False if it is abandoned, ``_STOPPING_S`` after the job's end."""
@@ -124,10 +113,10 @@ class StorageProcess:
             )
 
     def _serve(self, orders: int, writer: int) -> None:
-        office = HostLock(str(self._root), METRICS_SERVER)
-        if not office.take():
+        lock = HostLock(str(self._root), METRICS_SERVER)
+        if not lock.take():
             send(writer)
-            while not office.take():
+            while not lock.take():
                 if is_readable(orders, PERIOD_S):
                     return
         from ddpdoctor.telemetry import serve_metrics
@@ -136,7 +125,7 @@ class StorageProcess:
             serve_metrics(
                 self._run, self._host, self._options.prometheus, orders, lambda text: send(writer, warn=text)
             )
-        office.release()
+        lock.release()
 
     def _start(self) -> None:
         if self._samples:
@@ -176,7 +165,7 @@ class StorageProcess:
             if all(is_over(spool) for spool in spools):
                 break
             time.sleep(PERIOD_S)
-        self._carrier.release()
+        self._lock.release()
         remove_root(str(self._root))
 
     def _copy_records(self) -> None:
@@ -184,7 +173,7 @@ class StorageProcess:
             make_private_folder(str(self._root))  # again, if it was removed
         except OSError:
             return
-        if not self._carrier.take():
+        if not self._lock.take():
             return  # another launcher of this host has one that does
         try:
             copy_host_documents(str(self._root), str(self._run), self._copied)

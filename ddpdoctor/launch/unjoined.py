@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ddpdoctor.launch import procfs
 from ddpdoctor.launch.rankwatch import WatchedRank
-from ddpdoctor.rundir.fault_text import innermost_line
-from ddpdoctor.rundir.unjoined import (
+from ddpdoctor.rundir.host_files import (
     UnjoinedStatus,
     read_unjoined,
     remove_unjoined_file,
     unjoined_file_holder,
     unjoined_files,
 )
+from ddpdoctor.rundir.packages import innermost_line
+from ddpdoctor.telemetry import procfs
 
 _FIRST_THREAD = "(most recent call first):"
 """Before each stack that faulthandler writes."""
@@ -78,7 +79,7 @@ class UnjoinedRank(WatchedRank):
         number, handle = self.said.about.get("signal"), self.said.about.get("handle")
         if not isinstance(number, int) or not isinstance(handle, int) or number <= 0 or not self.here_pid:
             return
-        try:
+        with suppress(OSError):  # it has gone, or joined, meanwhile
             ours = Path(f"/proc/{self.here_pid}/fd/{handle}").samefile(self.spool)
             if not ours or not procfs.catches(self.here_pid, number):
                 return
@@ -87,8 +88,6 @@ class UnjoinedRank(WatchedRank):
                 and "joining_ns" not in read_unjoined(self.spool).about
             ):
                 os.kill(self.here_pid, number)
-        except OSError:
-            pass  # it has gone, or joined, meanwhile
 
     def where(self) -> str:
         """The line of the job's own code at which it is, as text; "" if unknown."""
@@ -107,7 +106,7 @@ def _as_fault(frames: Any) -> str:
     return "\n".join([f"Thread 0x0 {_FIRST_THREAD}", *lines]) if lines else ""
 
 
-class Door:
+class UnjoinedRanks:
     """All ranks of this host before ``init_process_group``, found as they appear."""
 
     def __init__(self, root: str) -> None:
@@ -149,7 +148,7 @@ class Door:
 
     def seen(self, rank: int, pid: int) -> WatchedRank | None:
         """The rank with this number and process id if it was seen here, also after it has joined."""
-        return next((each for each in self.known.values() if (each.rank, each.pid) == (rank, pid)), None)
+        return next((each for each in self.known.values() if each.key == (rank, pid)), None)
 
     def newest_start_ns(self) -> int:
         """Start of the newest living one, epoch ns; 0 if there is none."""

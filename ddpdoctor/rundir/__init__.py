@@ -27,24 +27,23 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
 
 ::
 
-    formats     layout, stepevents, phases, notes, typed (types of fields), run_id
-    writing     spool, segments, workers, heartbeat, raw_traces, sources, unjoined (before init_process_group)
-    copying     draining, handover, hostdocs, compaction, host_lock (which process copies), waiting (what is not copied yet)
-    live ranks  requests, presence
-    ends        liveness, ends (how a job and its ranks ended), fault_text (what faulthandler wrote of them)
-    reading     reader, attempts, stops
+    formats     layout (names, run ids), stepevents (also phases), notes, typed (types of fields)
+    writing     spool (also of data loader workers), segments, heartbeat, sources
+    copying     draining, handover (documents, traces), compaction
+    of a host   host_files (documents, locks, ranks before init_process_group), requests (living ranks, and requests to them)
+    ends        liveness, ends (how a job and its ranks ended)
+    reading     reader, attempts, stops (status files), packages (library paths, texts of faulthandler)
     files       files, owned
-    masking     privacy, named, secretnames, tokens, packages (library paths)
+    masking     privacy (text, tokens), secretnames
 """
 
 from typing import TYPE_CHECKING
 
 from ..deferred import deferred
 from .compaction import DiskBudget, rank_budget
-from .draining import PATIENCE_S, BusyError, discard, drain, recover, spools_in
+from .draining import BusyError, discard, drain, recover
 from .files import (
     bounded_lines,
-    folders_in,
     is_hollow,
     is_regular,
     listed,
@@ -54,26 +53,19 @@ from .files import (
     read_bounded,
     read_json,
     reading,
+    reason_of,
     runs_of,
     write_json,
 )
-from .handover import (
+from .handover import RAW_FILE, TooLargeError
+from .heartbeat import Heartbeat
+from .host_files import HostLock, copier_lock_is_held, host_document, remove_root
+from .layout import (
+    CALLS_FILE,
     CAPTURE_ANSWER,
     CAPTURE_ORDER,
-    RAW_FILE,
-    STACKS_FILE,
-    STACKS_QUESTION,
-    TooLargeError,
-)
-from .heartbeat import HEARTBEAT_FILE, Beat, Heartbeat, HeartbeatReader
-from .host_lock import HANG_MONITOR, HostLock, copier_lock_is_held, remove_root
-from .hostdocs import copy_host_documents, host_document, keep_host_document
-from .layout import (
-    ASKED_FILE,
-    CALLS_FILE,
     DIAGNOSIS_FILE,
     ENDING_FILE,
-    ENDS_FILE,
     FAULTS_FILE,
     FLIGHT_FILE,
     HANG_FLIGHT_FILE,
@@ -87,11 +79,12 @@ from .layout import (
     REPORT_FILE,
     RUN_SCHEMA,
     SAMPLES_FILE,
+    STACKS_FILE,
+    STACKS_QUESTION,
     STALL_FILE,
     STANDING_FILE,
     STEPS_FILE,
     STEPS_SCHEMA,
-    TARGET_FILE,
     TELEMETRY_FILE,
     TELEMETRY_SCHEMA,
     TRACE_FILE,
@@ -99,31 +92,40 @@ from .layout import (
     FilesBelow,
     closed_folders,
     files_below,
-    host_directory,
+    id_of_root,
     is_recorded_file,
     is_run_directory,
+    new_run_id,
     run_directories,
-    run_of,
-    target_of,
 )
-from .liveness import State, boot_id, is_over, last_change_s, pid_namespace, writer_of
+from .liveness import boot_id, pid_namespace, writer_of
 from .notes import Note, NoteCode, recorded_notes
-from .owned import UntrustedFileError, encoded, file_identity, make_private_folder, private_folder
-from .phases import LONG_PHASES, OWN_PHASES, WAITING_PHASES, Phase, phase_words, waits_for_others
+from .owned import encoded, file_identity
 from .requests import (
     CAPTURE_SCHEMA,
-    MOST_CAPTURE_STEPS,
     CaptureRequest,
+    Present,
     answer_of,
     ask,
     capture_requested,
     delete_requests,
+    launcher_runs,
+    living_ranks,
     new_request,
+    present_ranks,
     request_capture,
     request_in,
 )
-from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
-from .spool import Spool, make_spool_root, own_roots_prefix, roots_of, spool_root
+from .spool import (
+    Spool,
+    accept_workers,
+    append_lines,
+    make_spool_root,
+    recorded_s,
+    roots_of,
+    spool_of_process,
+    spools_in,
+)
 from .stepevents import (
     HELD_NS,
     CallField,
@@ -131,40 +133,32 @@ from .stepevents import (
     EventKind,
     LineField,
     Mark,
+    Phase,
     WorkerField,
     renamed,
 )
 from .stops import (
-    ASKED_SCHEMA,
     CALL_SLOT_BYTES,
     CALL_SLOTS,
     ENDING_SCHEMA,
-    ENDS_SCHEMA,
     OWN_SLOTS,
     PROGRESS_SCHEMA,
-    STALL_SCHEMA,
     STANDING_SCHEMA,
     End,
     Standstill,
-    Stops,
     read_stops,
 )
-from .waiting import Waiting, reason_of, unsaved_sentence, waiting_in
-from .workers import accept_workers, append_lines, recorded_s, spool_of_process
+from .typed import fitting
 
 if TYPE_CHECKING:
-    from .presence import Present, launcher_runs, living_ranks, present_ranks
     from .reader import RankRecord, RunDirectory, UnknownAttemptError, read_manifest, read_rank
-    from .sources import hash_of, note_sources, parsed_python, read_sources, source_bytes
-    from .typed import fitting
+    from .sources import hash_of, parsed_python, read_sources, source_bytes
 
 
 __getattr__ = deferred(
     __name__,
     {
-        "presence": "Present launcher_runs living_ranks present_ranks",
         "reader": "RankRecord RunDirectory UnknownAttemptError read_manifest read_rank",
-        "sources": "hash_of note_sources parsed_python read_sources source_bytes",
-        "typed": "fitting",
+        "sources": "hash_of parsed_python read_sources source_bytes",
     },
 )

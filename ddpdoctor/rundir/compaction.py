@@ -18,6 +18,7 @@ import os
 import re
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Callable
 
 from .files import reading
@@ -140,12 +141,10 @@ class DiskBudget:
         except OSError:
             return
         self._next += self._most // 8
-        try:
+        with suppress(OSError):
             thin(rank_fd, self._most, self._go_on)
             # Where that was not possible, not before it has grown by as much again.
             self._next = max(self._most, os.stat(STEPS_FILE, dir_fd=rank_fd).st_size + self._most // 8)
-        except OSError:
-            pass
 
 
 class _Piece:
@@ -219,10 +218,8 @@ def _replaced(rank_fd: int, handle: int, head: bytes, kept: list[_Piece], go_on:
 def clear(rank_fd: int) -> None:
     """Remove from a rank's open folder the temporary file of a process that was killed during thinning. Never
     raises."""
-    try:
+    with suppress(OSError):
         os.unlink(_TEMPORARY, dir_fd=rank_fd)
-    except OSError:
-        pass
 
 
 def _second_line(shift: int, every: int) -> bytes:

@@ -18,57 +18,20 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Callable
+from contextlib import contextmanager, suppress
+from typing import Callable, NamedTuple
 
-from .compaction import DiskBudget, stream_end, thinned_head
+from . import layout, owned
+from .compaction import DiskBudget, stream_end, stream_end_of, thinned_head
 from .compaction import clear as clear_thinned
-from .handover import (
-    ASIDE,
-    CARRIED_FILE,
-    DOCUMENTS,
-    QUESTIONS,
-    STOP_FILES,
-    add_trouble,
-    copy_documents,
-    copy_stop_files,
-    handover_file,
-    take_traces,
-)
+from .files import reason_of
+from .handover import add_trouble, copy_documents, copy_stop_files, take_traces
 from .heartbeat import HEARTBEAT_FILE
-from .hostdocs import copy_host_documents
-from .layout import (
-    MEMORY_FILE,
-    MOST_CAPTURES,
-    SAMPLES_FILE,
-    STEPS_FILE,
-    TARGET_FILE,
-    WORKERS_FILE,
-    claim_rank_directory,
-    is_unclaimed,
-    opened_spool,
-    parse_spool_name,
-    read_target,
-    run_of,
-    target_of,
-)
+from .host_files import copy_host_documents
 from .liveness import WRITER_FILES
-from .owned import (
-    UntrustedFileError,
-    file_identity,
-    folder,
-    is_own,
-    lock_now,
-    open_file,
-    private_folder,
-    read_file,
-    replace_file,
-    unlock,
-)
-from .run_id import OtherRunError, id_of_root, refuse_other_run, run_id
-from .spool import RESERVE_FILE, path_name, roots_of
+from .segments import segments_in, uncopied_bytes, whole_lines
+from .spool import RESERVE_FILE, path_name, roots_of, spools_in
 from .stepevents import LineField
-from .waiting import Waiting, reason_of, segments_in, unsaved_sentence, waiting_in, whole_lines
 
 PATIENCE_S = 2.0
 """Seconds that a copy waits for another copy of the same spool, whose process may be suspended."""
@@ -77,11 +40,23 @@ _copied_here: dict[tuple[int, int] | None, object] = {}
 """Which spools threads of this process copy, by the identity of their folders."""
 os.register_at_fork(after_in_child=_copied_here.clear)
 _LOCK_FILE = "lock"
-_STREAMS = frozenset([STEPS_FILE, SAMPLES_FILE, MEMORY_FILE, WORKERS_FILE])
+_STREAMS = frozenset([layout.STEPS_FILE, layout.SAMPLES_FILE, layout.MEMORY_FILE, layout.WORKERS_FILE])
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class BusyError(OSError):
     """Another process or thread still copies the spool at the deadline."""
+
+
+class Waiting(NamedTuple):
+    """The records in one rank's spool that are not in its run directory."""
+
+    spool: str
+    steps: int
+    size: int
+    """Bytes."""
 
 
 def recover(run: str) -> list[str]:
@@ -93,14 +68,12 @@ def recover(run: str) -> list[str]:
     failure = None
     deadline_s = time.monotonic() + PATIENCE_S
     for root in roots_of(run):
-        try:
+        with suppress(OSError):  # there are none, or the run directory cannot take the ranks' records either
             copy_host_documents(root, run)
-        except OSError:
-            pass  # there are none, or the run directory cannot take the ranks' records either
     for directory, target in spools_of(run):
         try:
             drain(directory, run=run, deadline_s=deadline_s, with_stop_files=True)
-        except (FileNotFoundError, OtherRunError):
+        except (FileNotFoundError, layout.OtherRunError):
             continue
         except OSError as error:
             failure = error
@@ -113,28 +86,17 @@ def spools_of(run: str) -> list[tuple[str, str]]:
     found = []
     for directory in (spool for root in roots_of(run) for spool in spools_in(root)):
         try:
-            found.append((directory, _place_in(run, target_of(directory))))
+            found.append((directory, _place_in(run, layout.target_of(directory))))
         except OSError:
             continue
     return found
 
 
-def spools_in(root: str) -> list[str]:
-    """Paths of the spools in a root, sorted; none where it is missing or not this user's own. Never raises."""
-    try:
-        with private_folder(root) as root_fd, os.scandir(root_fd) as entries:
-            return sorted(
-                os.path.join(root, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)
-            )
-    except OSError:
-        return []
-
-
 def _place_in(run: str, target: str) -> str:
     """``target``, or the same folder below ``run`` where the run was moved there since. For a copied run directory,
     or the same folder by another path, records go to the original."""
-    moved = os.path.join(os.path.abspath(run), os.path.relpath(target, run_of(target)))
-    if moved == target or run_id(run) == run_id(run_of(target)):
+    moved = os.path.join(os.path.abspath(run), os.path.relpath(target, layout.run_of(target)))
+    if moved == target or layout.run_id(run) == layout.run_id(layout.run_of(target)):
         return target
     return moved
 
@@ -158,20 +120,22 @@ def drain(
     ``with_stop_files``: copy the rank's status files even without a request.
     """
     root = os.path.dirname(directory)
-    with opened_spool(directory) as spool_fd:
+    with layout.opened_spool(directory) as spool_fd:
         with _locked(spool_fd, time.monotonic() + PATIENCE_S if deadline_s is None else deadline_s, beat):
-            target = read_target(spool_fd)  # under the lock: an earlier copy may have claimed a folder
+            target = layout.read_target(spool_fd)  # under the lock: an earlier copy may have claimed a folder
             if run is not None:
                 target = _place_in(run, target)
-            _refuse_foreign(run_of(target), root)
+            _refuse_foreign(layout.run_of(target), root)
             try:
-                with folder(run_of(target), links=True) as run_folder:
-                    if not is_own(run_folder):
-                        raise UntrustedFileError(errno.EPERM, "it belongs to another user", run_of(target))
+                with owned.folder(layout.run_of(target), links=True) as run_folder:
+                    if not owned.is_own(run_folder):
+                        raise owned.UntrustedFileError(
+                            errno.EPERM, "it belongs to another user", layout.run_of(target)
+                        )
                     target = _claimed(target, directory, spool_fd, run_folder)
                     with (
-                        folder("ranks", run_folder) as ranks,
-                        folder(os.path.basename(target), ranks) as rank_fd,
+                        owned.folder("ranks", run_folder) as ranks,
+                        owned.folder(os.path.basename(target), ranks) as rank_fd,
                     ):
                         _copy_all(spool_fd, rank_fd, beat)
                         copy_stop_files(spool_fd, rank_fd, remove or with_stop_files)
@@ -185,22 +149,22 @@ def drain(
             if remove:
                 _clear(spool_fd)
         if remove:
-            with private_folder(root) as root_fd:
+            with owned.private_folder(root) as root_fd:
                 os.rmdir(os.path.basename(directory), dir_fd=root_fd)
     return target
 
 
 def _claimed(target: str, directory: str, spool: int, run: int) -> str:
     """The rank's folder in the open run directory, made where it has none yet."""
-    if not is_unclaimed(target):
+    if not layout.is_unclaimed(target):
         return target
-    named = parse_spool_name(directory)
-    name = claim_rank_directory(run, named[0] if named else 0)
+    named = layout.parse_spool_name(directory)
+    name = layout.claim_rank_directory(run, named[0] if named else 0)
     claimed = os.path.join(target, name)
     try:
-        replace_file(TARGET_FILE, spool, os.fsencode(claimed))
+        owned.replace_file(layout.TARGET_FILE, spool, os.fsencode(claimed))
     except OSError:
-        with folder("ranks", run) as ranks:
+        with owned.folder("ranks", run) as ranks:
             os.rmdir(
                 name, dir_fd=ranks
             )  # else each further try, without memory for the name, would make another
@@ -210,10 +174,10 @@ def _claimed(target: str, directory: str, spool: int, run: int) -> str:
 
 def discard(directory: str) -> None:
     """Delete a spool with what it holds. Raises OSError; one that is being copied stays."""
-    with opened_spool(directory) as spool_fd:
+    with layout.opened_spool(directory) as spool_fd:
         with _locked(spool_fd, time.monotonic()):
             _clear(spool_fd)
-        with private_folder(os.path.dirname(directory)) as root_fd:
+        with owned.private_folder(os.path.dirname(directory)) as root_fd:
             os.rmdir(os.path.basename(directory), dir_fd=root_fd)
 
 
@@ -221,21 +185,21 @@ def discard(directory: str) -> None:
 def _locked(spool: int, deadline_s: float, beat: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold the spool's lock against other processes and threads. ``beat`` is called while it waits: a lock that another
     process holds does not mean that the storage does not answer. Raises BusyError."""
-    key = file_identity(spool)
+    key = owned.file_identity(spool)
     mine = object()
     # In one operation: there is no lock that a fork could inherit.
     while _copied_here.setdefault(key, mine) is not mine:
         _wait(deadline_s, "another thread is copying it", beat)
     try:
         # Not before: a record lock is a process's, and lost with the first file of its name that one of its threads closes.
-        handle = open_file(_LOCK_FILE, spool, os.O_RDWR | os.O_CREAT)
+        handle = owned.open_file(_LOCK_FILE, spool, os.O_RDWR | os.O_CREAT)
         try:
-            while not lock_now(handle):
+            while not owned.lock_now(handle):
                 _wait(deadline_s, "another process is copying it", beat)
             try:
                 yield
             finally:
-                unlock(handle)
+                owned.unlock(handle)
         finally:
             os.close(handle)
     finally:
@@ -251,17 +215,19 @@ def _wait(deadline_s: float, why: str, beat: Callable[[], None]) -> None:
 
 def _refuse_foreign(run: str, root: str) -> None:
     """Raises OtherRunError where a spool in ``root`` is not one of ``run``."""
-    known = id_of_root(root)
+    known = layout.id_of_root(root)
     if known is None:
         if f"-{path_name(run)}-" not in f"{os.path.basename(root)}-":
-            raise OtherRunError(errno.EINVAL, "it is not the run that these records are of", run)
+            raise layout.OtherRunError(errno.EINVAL, "it is not the run that these records are of", run)
         return
-    refuse_other_run(run, known)
+    layout.refuse_other_run(run, known)
 
 
 def _copy_all(spool: int, rank_fd: int, beat: Callable[[], None]) -> None:
     for stream, parts in segments_in(spool).items():
-        if stream in _STREAMS and (stream != WORKERS_FILE or os.stat(parts[-1][1], dir_fd=spool).st_size):
+        if stream in _STREAMS and (
+            stream != layout.WORKERS_FILE or os.stat(parts[-1][1], dir_fd=spool).st_size
+        ):
             _copy(parts, spool, stream, rank_fd, beat)
     copy_documents(spool, rank_fd)
     take_traces(spool, rank_fd, beat)
@@ -270,11 +236,11 @@ def _copy_all(spool: int, rank_fd: int, beat: Callable[[], None]) -> None:
 def _copy(
     parts: list[tuple[int, str]], spool: int, stream: str, rank_fd: int, beat: Callable[[], None]
 ) -> None:
-    out = open_file(stream, rank_fd, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    out = owned.open_file(stream, rank_fd, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         done = stream_end(out)
         for index, (position, name) in enumerate(parts):
-            data = whole_lines(read_file(name, spool, max(0, done - position)))
+            data = whole_lines(owned.read_file(name, spool, max(0, done - position)))
             if data and position > done:
                 _append(out, bridge(out, stream, done, position, data), whole=True)
                 done = position
@@ -302,14 +268,14 @@ def _append(out: int, data: bytes, whole: bool = False) -> None:
 def _clear(spool: int) -> None:
     """Delete the files of a spool that a rank or a copy makes; any other stays, and the folder with it."""
     known = (
-        DOCUMENTS
-        | STOP_FILES
-        | QUESTIONS
+        layout.DOCUMENTS
+        | layout.STOP_FILES
+        | layout.QUESTIONS
         | WRITER_FILES
-        | {TARGET_FILE, RESERVE_FILE, _LOCK_FILE, CARRIED_FILE, HEARTBEAT_FILE}
-        | {f"{name}{ASIDE}" for name in DOCUMENTS}
+        | {layout.TARGET_FILE, RESERVE_FILE, _LOCK_FILE, layout.CARRIED_FILE, HEARTBEAT_FILE}
+        | {f"{name}{layout.ASIDE}" for name in layout.DOCUMENTS}
     )
-    known |= {handover_file(number) for number in range(MOST_CAPTURES + 1)}
+    known |= {layout.handover_file(number) for number in range(layout.MOST_CAPTURES + 1)}
     for name in os.listdir(spool):
         if name in known or name.rpartition(".")[0] in _STREAMS or name.endswith(".tmp"):
             os.unlink(name, dir_fd=spool)
@@ -325,7 +291,7 @@ _WHY = "their memory was removed before it was copied, as cleaners of /dev/shm d
 def bridge(out: int, stream: str, done: int, position: int, data: bytes) -> bytes:
     """The bytes to write to the open file ``out`` from the stream's position ``done`` on, so that ``data`` follows
     at its own ``position``. Raises OSError."""
-    words = _lost_steps(out, data) if stream == STEPS_FILE else ""
+    words = _lost_steps(out, data) if stream == layout.STEPS_FILE else ""
     forms = [f"{words}: {_WHY}.", f"{words}."] if words else []
     filled, missing = b"", position - done
     if not done and missing > _MOST_FILLED_BYTES:
@@ -355,3 +321,35 @@ def _lost_steps(out: int, data: bytes) -> str:
     if first > last:
         return ""
     return f"Step {first} was lost" if first == last else f"Steps {first} to {last} were lost"
+
+
+def waiting_in(spool: str, target: str) -> Waiting:
+    """What is in ``spool`` and not in the rank's folder ``target``. Never raises."""
+    steps = size = 0
+    try:
+        with layout.opened_spool(spool) as spool_fd:
+            streams = segments_in(spool_fd)
+            size = sum(
+                os.stat(n, dir_fd=spool_fd).st_size for n in os.listdir(spool_fd) if n in layout.DOCUMENTS
+            )
+    except OSError:
+        return Waiting(spool, 0, 0)
+    for stream in streams:
+        rest = uncopied_bytes(spool, stream, stream_end_of(os.path.join(target, stream)))
+        size += len(rest)
+        if stream == layout.STEPS_FILE:
+            steps = rest.count(b'"t":[')
+    return Waiting(spool, steps, size)
+
+
+def unsaved_sentence(run: str, waiting: list[Waiting], error: OSError) -> str:
+    """What is not in the run directory, where it is, and what to do."""
+    steps, ranks = sum(each.steps for each in waiting), len(waiting)
+    what = f"{steps} recorded step{'s' if steps != 1 else ''}" if steps else "What was recorded"
+    places = sorted({os.path.dirname(each.spool) for each in waiting})
+    mended = "free some space for that directory" if error.errno in _NO_ROOM else "once that is fixed"
+    return (
+        f"{what} of {ranks} rank{'s' if ranks != 1 else ''} ({sum(each.size for each in waiting) / 1e6:.1f} MB) could not be "
+        f"copied to {run} ({reason_of(error)}) and wait{'' if steps > 1 else 's'} in {', '.join(places)}, which is memory: "
+        f"{mended}, then `ddpdoctor analyze {run}` fetches {'them' if steps > 1 else 'it'}."
+    )

@@ -202,6 +202,11 @@ def runs_of(numbers: Iterable[int]) -> list[list[int]]:
     return [part for run in runs for part in ([run] if len(run) > 2 else [[number] for number in run])]
 
 
+def reason_of(error: OSError) -> str:
+    """An error of the operating system in words."""
+    return error.strerror or str(error)
+
+
 def unreadable(path: str, error: Exception, lost: str = "") -> Note:
     """The note that ``path`` is there and cannot be read; ``lost``: what is therefore not known, without a point."""
     reason = getattr(error, "strerror", None) or error

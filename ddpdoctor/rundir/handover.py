@@ -9,43 +9,31 @@
     <spool>/trace.handover             where the uncompressed trace is, what to write before it, how large it may become
     <spool>/trace.<number>.handover    the same of a window that was asked for while the job ran
     <spool>/carried.json               the outcome, for rank.json: the rank may have ended by then
+
+An uncompressed trace is saved in a folder of its own, into which no other user can write, and which can be found again: the profiler
+writes a file of the given name and one with ``.tmp`` appended, through any link that another user has planted there, and a rank that is
+killed meanwhile leaves gigabytes.
 """
 
 from __future__ import annotations
 
+import glob
 import gzip
 import json
 import os
+import re
+import shutil
+import tempfile
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Callable
 
-from .layout import (
-    CALLS_FILE,
-    ENDING_FILE,
-    FAULTS_FILE,
-    FLIGHT_FILE,
-    HANG_FLIGHT_FILE,
-    MOST_CAPTURES,
-    PROGRESS_FILE,
-    RANK_FILE,
-    STANDING_FILE,
-    TRACE_FILE,
-    capture_file,
-)
+from . import layout
+from .liveness import State, Writing, last_change_s, writer_in
 from .owned import encoded, open_file, private_folder, read_file, read_object, replace_file
+from .spool import own_roots_pattern
 
-HANDOVER_FILE = "trace.handover"
-CARRIED_FILE = "carried.json"
-ASIDE = ".copied"
-"""Behind the name of a document that is being copied."""
-DOCUMENTS = frozenset([RANK_FILE, FLIGHT_FILE, ENDING_FILE])
-STOP_FILES = frozenset([PROGRESS_FILE, STANDING_FILE, HANG_FLIGHT_FILE, FAULTS_FILE, CALLS_FILE])
-"""Status files. They stay in the spool, where the launcher reads them even if the run directory's storage hangs."""
-QUESTION_FILE = "question"
-STACKS_QUESTION, STACKS_FILE = "stacks.question", "stacks.json"
-CAPTURE_ORDER, CAPTURE_ANSWER = "capture.order", "capture.json"
-QUESTIONS = frozenset([QUESTION_FILE, STACKS_QUESTION, STACKS_FILE, CAPTURE_ORDER, CAPTURE_ANSWER])
-"""Requests to a rank, see :mod:`.requests`, and those answers that stay in the spool."""
 RAW_FILE = "trace.json"
 _CHUNK = 1 << 20
 _LEVEL = 3
@@ -59,15 +47,10 @@ class TooLargeError(Exception):
     """The trace would take more than was allowed."""
 
 
-def handover_file(number: int) -> str:
-    """Name of the file by which a window's trace is handed over; 0 is the first window, which needs no request."""
-    return f"trace.{number}.handover" if number else HANDOVER_FILE
-
-
 def copy_documents(spool: int, rank_fd: int) -> None:
     """Copy the documents in an open spool to the rank's open folder, and remove them from the spool. Raises OSError."""
-    for name in sorted(DOCUMENTS):
-        aside = f"{name}{ASIDE}"
+    for name in sorted(layout.DOCUMENTS):
+        aside = f"{name}{layout.ASIDE}"
         _put_back(name, aside, spool)  # of a copy that was cut off
         try:
             # What the rank writes meanwhile is another file, to be copied the next time.
@@ -76,7 +59,7 @@ def copy_documents(spool: int, rank_fd: int) -> None:
             continue
         try:
             data = read_file(aside, spool)
-            if name == RANK_FILE:
+            if name == layout.RANK_FILE:
                 data = _with_news(data, _outcomes(spool))
             replace_file(name, rank_fd, data, mode=0o666)
         except BaseException:
@@ -99,10 +82,12 @@ def _put_back(name: str, aside: str, spool: int) -> None:
 def copy_stop_files(spool: int, rank_fd: int, over: bool) -> None:
     """Copy the status files to the rank's open folder after a request, or if the rank is ``over``: its process
     writes to the spool no more. Raises OSError."""
-    mark = [_changed_ns(name, spool) for name in (QUESTION_FILE, STANDING_FILE, FAULTS_FILE)]
+    mark = [
+        _changed_ns(name, spool) for name in (layout.QUESTION_FILE, layout.STANDING_FILE, layout.FAULTS_FILE)
+    ]
     if not over and (mark[0] is None or _outcomes(spool).get("last_words") == mark):
         return
-    for name in sorted(STOP_FILES):
+    for name in sorted(layout.STOP_FILES):
         try:
             data = read_file(name, spool)
         except FileNotFoundError:
@@ -123,13 +108,13 @@ def take_traces(spool: int, rank_fd: int, beat: Callable[[], None]) -> None:
     """Compress the traces that were handed over, if some were, into the rank's open folder, and write the outcome to
     rank.json. Raises OSError where there is no room; it is tried again later then."""
     there = set(os.listdir(spool))
-    for number in range(MOST_CAPTURES + 1):
-        if handover_file(number) in there:
+    for number in range(layout.MOST_CAPTURES + 1):
+        if layout.handover_file(number) in there:
             _take_trace(spool, rank_fd, beat, number)
 
 
 def _take_trace(spool: int, rank_fd: int, beat: Callable[[], None], number: int) -> None:
-    handed_over = handover_file(number)
+    handed_over = layout.handover_file(number)
     try:
         order = json.loads(read_file(handed_over, spool))
     except FileNotFoundError:
@@ -138,7 +123,9 @@ def _take_trace(spool: int, rank_fd: int, beat: Callable[[], None], number: int)
     if time.monotonic() < float(news.get("not_before_s") or 0.0):
         return
     try:
-        window = _compressed(order, rank_fd, beat, capture_file(number) if number else TRACE_FILE)
+        window = _compressed(
+            order, rank_fd, beat, layout.capture_file(number) if number else layout.TRACE_FILE
+        )
     except OSError:
         _write_outcomes(spool, {**news, "not_before_s": time.monotonic() + _TRY_AGAIN_S})
         raise
@@ -147,7 +134,9 @@ def _take_trace(spool: int, rank_fd: int, beat: Callable[[], None], number: int)
     else:
         news["window"] = window
     _write_outcomes(spool, news)
-    replace_file(RANK_FILE, rank_fd, _with_news(read_file(RANK_FILE, rank_fd), news), mode=0o666)
+    replace_file(
+        layout.RANK_FILE, rank_fd, _with_news(read_file(layout.RANK_FILE, rank_fd), news), mode=0o666
+    )
     os.unlink(handed_over, dir_fd=spool)
 
 
@@ -165,10 +154,8 @@ def _compressed(order: dict[str, Any], rank_fd: int, beat: Callable[[], None], n
         except (ValueError, FileNotFoundError) as error:
             window = {"state": "failed", "why": f"{type(error).__name__}: {error}"}
         finally:
-            try:
+            with suppress(OSError):
                 os.unlink(temporary, dir_fd=rank_fd)
-            except OSError:
-                pass
         for name in os.listdir(source):
             os.unlink(name, dir_fd=source)
     os.rmdir(raw)
@@ -184,12 +171,10 @@ def _compress(
     beat: Callable[[], None],
 ) -> int:
     """Copy a trace, compressed; its size in bytes. Raises TooLargeError, OSError, ValueError."""
-    try:
+    with suppress(FileNotFoundError):
         os.unlink(
             temporary, dir_fd=rank_fd
         )  # cut off; truncated instead, it might be a hard link to another file
-    except FileNotFoundError:
-        pass
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with (
         open(open_file(RAW_FILE, source, os.O_RDONLY), "rb") as trace,
@@ -216,7 +201,7 @@ def _compress(
 
 def add_trouble(spool: int, words: str) -> None:
     """Have rank.json say that something could not be copied, once it can be copied. Never raises."""
-    try:
+    with suppress(OSError, ValueError, AttributeError, TypeError):
         from .privacy import mask_text
 
         words, news = mask_text(words), _outcomes(spool)
@@ -224,16 +209,14 @@ def add_trouble(spool: int, words: str) -> None:
         if words not in known and len(known) < _MOST_TROUBLES:
             known.append(words)
             _write_outcomes(spool, news)
-    except (OSError, ValueError, AttributeError, TypeError):
-        pass
 
 
 def _outcomes(spool: int) -> dict[str, Any]:
-    return read_object(CARRIED_FILE, spool) or {}
+    return read_object(layout.CARRIED_FILE, spool) or {}
 
 
 def _write_outcomes(spool: int, news: dict[str, Any]) -> None:
-    replace_file(CARRIED_FILE, spool, encoded(news))
+    replace_file(layout.CARRIED_FILE, spool, encoded(news))
 
 
 def _with_news(data: bytes, news: dict[str, Any]) -> bytes:
@@ -247,3 +230,85 @@ def _with_news(data: bytes, news: dict[str, Any]) -> bytes:
         hook = document.setdefault("hook", {})
         hook["errors"] = list(dict.fromkeys([*hook.get("errors", []), *news["errors"]]))
     return encoded(document)
+
+
+_NAME = re.compile(r"^ddpdoctor-raw-([0-9a-f]{16})?-(\d+)-\w+$")
+HANDED_OVER = "handed-over"
+"""A file that marks a trace which another process is to compress."""
+_STALE_S = 24 * 3600.0
+"""No trace takes so long to save."""
+
+
+class RawFolder:
+    """The folder of one trace."""
+
+    def __init__(self, path: str, handle: int) -> None:
+        self.path = path
+        by_handle = f"/proc/self/fd/{handle}"
+        self.place = by_handle if os.path.isdir(by_handle) else path
+        """The path to write to: another user who owns the parent folder may rename entries in it."""
+        self.handed_over = False
+        """Whether another process is to compress the trace, and to remove the folder."""
+        self._handle = handle
+
+    @contextmanager
+    def handing_over(self) -> Iterator[None]:
+        """A context in which the trace is queued for another process, which may compress it at once. Raises OSError."""
+        os.close(os.open(HANDED_OVER, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._handle))
+        yield
+        self.handed_over = True
+
+
+@contextmanager
+def raw_folder(base: str, run_id: str | None) -> Iterator[RawFolder]:
+    """A new folder below ``base``, which is removed at the end of the block unless it was handed over. Raises
+    OSError."""
+    path = tempfile.mkdtemp(prefix=f"ddpdoctor-raw-{run_id or ''}-{os.getpid()}-", dir=base)
+    handed_over = False
+    try:
+        with private_folder(path) as handle:
+            raw, writing = RawFolder(path, handle), Writing(handle)
+            try:
+                yield raw
+            finally:
+                writing.end()
+                handed_over = raw.handed_over
+    finally:
+        if not handed_over:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def clear_raw_folders(bases: Iterable[str], run_id: str | None) -> None:
+    """Remove what killed ranks left: those of the run ``run_id``, and any that is a day old. Never raises.
+
+    Only folders of this user's own count, and only files in them; those that were handed over only once the spool is gone
+    that says so.
+    """
+    for base in bases:
+        try:
+            names = [name for name in os.listdir(base) if _NAME.match(name)]
+        except OSError:
+            continue
+        for name in names:
+            try:
+                _clear(os.path.join(base, name), run_id)
+            except OSError:
+                continue
+
+
+def _clear(folder: str, run_id: str | None) -> None:
+    found = _NAME.match(os.path.basename(folder))
+    if found is None:
+        return
+    with private_folder(folder) as handle:
+        of_this_run = run_id is not None and found.group(1) == run_id
+        names = os.listdir(handle)
+        if HANDED_OVER in names and glob.glob(own_roots_pattern(found.group(1))):
+            return
+        # The process that handed it over does not write to it any more.
+        state = State.OVER if HANDED_OVER in names else writer_in(handle).state
+        aged = state is not State.WRITING and last_change_s(handle) < time.time() - _STALE_S
+        if aged or (of_this_run and state is State.OVER):
+            for name in names:
+                os.unlink(name, dir_fd=handle)
+            os.rmdir(folder)

@@ -27,8 +27,8 @@ HEARTBEAT_FILE = "heartbeat"
 _BYTES = 4096
 _VERSION = 1
 _ALL = struct.Struct("<9q")
-_STEP, _ANSWER, _ONE = struct.Struct("<2q"), struct.Struct("<3q"), struct.Struct("<q")
-_STEP_AT, _ANSWER_AT, _ENDED_AT, _SIGNAL_AT = 16, 32, 56, 64
+_STEP, _REPORT, _ONE = struct.Struct("<2q"), struct.Struct("<3q"), struct.Struct("<q")
+_STEP_AT, _REPORT_AT, _ENDED_AT, _SIGNAL_AT = 16, 32, 56, 64
 
 
 class Beat(NamedTuple):
@@ -41,7 +41,7 @@ class Beat(NamedTuple):
     """Finished so far."""
     step_end_ns: int
     """When the last one ended, epoch ns; 0 before the first."""
-    answers: int
+    reports: int
     """How often the status thread has written the training thread's status."""
     own_bytes: int
     """What that thread has written so far."""
@@ -59,11 +59,11 @@ class Beat(NamedTuple):
 
 
 class Heartbeat:
-    """The rank's side. ``step`` is for the training thread, ``answered`` for the status thread; neither raises."""
+    """The rank's side. ``step`` is for the training thread, ``report_written`` for the status thread; neither raises."""
 
     def __init__(self, spool: Spool) -> None:
         self._memory: mmap.mmap | None = None
-        self._answers = self._bytes = 0
+        self._reports = self._bytes = 0
         first = Beat(_VERSION, time.time_ns(), 0, 0, 0, 0, 0, 0)
         try:
             memory = spool.shared(HEARTBEAT_FILE, _BYTES)
@@ -81,11 +81,11 @@ class Heartbeat:
             except (TypeError, ValueError):  # the recording has ended, and the page is closed
                 self._memory = None
 
-    def answered(self, size: int, faults: int) -> None:
+    def report_written(self, size: int, faults: int) -> None:
         """The status thread has written ``size`` bytes; ``faults``: all page faults of the calling thread so far."""
-        self._answers += 1
+        self._reports += 1
         self._bytes += size
-        self._write(_ANSWER_AT, _ANSWER.pack(self._answers, self._bytes, faults))
+        self._write(_REPORT_AT, _REPORT.pack(self._reports, self._bytes, faults))
 
     def set_signal(self, signal: int) -> None:
         """faulthandler writes a stack at this signal, 0 for none."""

@@ -1,4 +1,8 @@
-"""Names, schema identifiers and places of the files in a run directory."""
+"""Names, schema identifiers and places of the files in a run directory, and the run that a directory, and a spool, belongs to.
+
+A path does not identify a run: after it was deleted, another one can have the same path while records of the first, or its ranks
+themselves, still exist.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,10 @@ import errno
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
-from .files import folders_in, is_regular, listed, reading
+from .files import folders_in, is_regular, listed, read_json, reading
 from .owned import UntrustedFileError, folder, private_folder, read_file
 
 RUN_SCHEMA = "ddpdoctor.run/1"
@@ -41,6 +45,19 @@ TELEMETRY_FILE = "telemetry.jsonl"
 DIAGNOSIS_FILE = "diagnosis.json"
 REPORT_FILE = "report.html"
 
+HANDOVER_FILE = "trace.handover"
+CARRIED_FILE = "carried.json"
+ASIDE = ".copied"
+"""Behind the name of a document that is being copied."""
+DOCUMENTS = frozenset([RANK_FILE, FLIGHT_FILE, ENDING_FILE])
+STOP_FILES = frozenset([PROGRESS_FILE, STANDING_FILE, HANG_FLIGHT_FILE, FAULTS_FILE, CALLS_FILE])
+"""Status files. They stay in the spool, where the launcher reads them even if the run directory's storage hangs."""
+QUESTION_FILE = "question"
+STACKS_QUESTION, STACKS_FILE = "stacks.question", "stacks.json"
+CAPTURE_ORDER, CAPTURE_ANSWER = "capture.order", "capture.json"
+QUESTIONS = frozenset([QUESTION_FILE, STACKS_QUESTION, STACKS_FILE, CAPTURE_ORDER, CAPTURE_ANSWER])
+"""Requests to a rank, see :mod:`.requests`, and those answers that stay in the spool."""
+
 _MANIFEST_HEAD = 1 << 12
 """Bytes that hold its schema, which stands first."""
 _MOST_REPEATS = 1_000_000
@@ -54,12 +71,9 @@ def is_run_directory(path: str) -> bool:
 
     Other tools' folders may contain a ``manifest.json`` or ``ranks`` too, so its content is checked.
     """
-    try:
-        with reading(os.path.join(path, MANIFEST_FILE)) as manifest:
-            if b"ddpdoctor" in manifest.read(_MANIFEST_HEAD):
-                return True
-    except (OSError, ValueError):
-        pass
+    with suppress(OSError, ValueError), reading(os.path.join(path, MANIFEST_FILE)) as manifest:
+        if b"ddpdoctor" in manifest.read(_MANIFEST_HEAD):
+            return True
     ranks = os.path.join(path, "ranks")
     try:
         names = folders_in(ranks)
@@ -143,10 +157,8 @@ def host_directory(run: str, host: str) -> str:
 def claim_rank_directory(run: int, rank: int) -> str:
     """Make a new folder for this rank's recording in an open run directory, never one that exists, and return its name.
     Raises OSError."""
-    try:
+    with suppress(FileExistsError):
         os.mkdir("ranks", dir_fd=run)
-    except FileExistsError:
-        pass
     with folder("ranks", run) as ranks:
         repeat = 0
         while repeat < _MOST_REPEATS:
@@ -163,6 +175,11 @@ def claim_rank_directory(run: int, rank: int) -> str:
 def capture_file(number: int) -> str:
     """Name of the trace of such a window, which are numbered from 1."""
     return f"trace.{number}.json.gz"
+
+
+def handover_file(number: int) -> str:
+    """Name of the file by which a window's trace is handed over; 0 is the first window, which needs no request."""
+    return f"trace.{number}.handover" if number else HANDOVER_FILE
 
 
 def parse_rank_directory(name: str) -> tuple[int, int] | None:
@@ -221,3 +238,67 @@ def target_before_claim(run: str) -> str:
 def run_of(target: str) -> str:
     """The run directory that contains a spool's target."""
     return os.path.dirname(target if is_unclaimed(target) else os.path.dirname(target))
+
+
+RUN_ID = "run_id"
+"""Name of the field in the manifest and in each launcher's record."""
+_IN_ROOT = re.compile(r"^ddpdoctor-\d+-\d+-([0-9a-f]{16})(?:-\w{8})?$")
+
+_known: dict[str, tuple[tuple[int, ...], str | None]] = {}
+"""By path of a manifest: the file that was read, and the id in it."""
+
+
+class OtherRunError(OSError):
+    """The run directory is that of another run by now."""
+
+
+def new_run_id() -> str:
+    """A random id for a new run."""
+    return os.urandom(8).hex()
+
+
+def run_id(run: str) -> str | None:
+    """The id in a run directory's manifest, or, where that cannot be read, in a launcher's record."""
+    manifest = read_json(os.path.join(run, MANIFEST_FILE), [])
+    if manifest is not None:
+        return _valid(manifest)
+    for parent, _, names in os.walk(os.path.join(run, "hosts")):
+        for name in sorted(names):
+            if name.startswith("launch-") and name.endswith(".json"):
+                found = _valid(read_json(os.path.join(parent, name), []) or {})
+                if found is not None:
+                    return found
+    return None
+
+
+def _valid(document: dict[str, Any]) -> str | None:
+    found = document.get(RUN_ID)
+    return found if isinstance(found, str) and re.fullmatch(r"[0-9a-f]{16}", found) else None
+
+
+def id_of_root(root: str) -> str | None:
+    """The id of the run whose spools lie in ``root``; None where it was made for a run without one."""
+    found = _IN_ROOT.match(os.path.basename(root))
+    return found.group(1) if found else None
+
+
+def refuse_other_run(run: str, known_id: str | None) -> None:
+    """Raises OtherRunError where the run directory is known to be of another run than ``known_id``: its manifest says so,
+    or says nothing.
+
+    Cheap enough for each copy: the manifest is only read again when it has changed. A directory without one is where ranks
+    recorded on a host that has no launcher.
+    """
+    if known_id is None:
+        return
+    path = os.path.join(run, MANIFEST_FILE)
+    try:
+        status = os.stat(path)
+    except OSError:
+        return
+    version = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+    known = _known.get(path)
+    if known is None or known[0] != version:
+        known = _known[path] = version, run_id(run)
+    if known[1] != known_id:
+        raise OtherRunError(f"{run} holds another run by now")

@@ -27,21 +27,13 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple
 
+from . import owned
 from .files import read_json
 from .layout import MANIFEST_FILE, opened_spool, read_target, run_of
-from .owned import (
-    encoded,
-    file_identity,
-    identity_of,
-    lock_holder,
-    lock_now,
-    open_file,
-    read_object,
-    replace_file,
-)
 
 WRITER_FILE = "writer.json"
 LOCK_FILE = "writer"
@@ -110,46 +102,44 @@ class Writing:
             "boot": boot_id(),
             "host": socket.gethostname(),
         }
-        replace_file(WRITER_FILE, folder, encoded(self._document))
-        self._handle = open_file(LOCK_FILE, folder, os.O_RDWR | os.O_CREAT)
-        self._file = file_identity(self._handle)
-        try:
-            lock_now(self._handle)
-        except OSError:
-            pass  # a file system without locks: only the process itself shows it
+        owned.replace_file(WRITER_FILE, folder, owned.encoded(self._document))
+        self._handle = owned.open_file(LOCK_FILE, folder, os.O_RDWR | os.O_CREAT)
+        self._file = owned.file_identity(self._handle)
+        with suppress(OSError):  # a file system without locks: only the process itself shows it
+            owned.lock_now(self._handle)
 
     def is_in(self, folder: int) -> bool:
         """Whether the marks are still in ``folder`` and the lock is held; a job that closes all descriptors loses
         it."""
-        held = file_identity(self._handle) == self._file
+        held = owned.file_identity(self._handle) == self._file
         return (
             held
-            and identity_of(LOCK_FILE, folder) == self._file
-            and identity_of(WRITER_FILE, folder) is not None
+            and owned.identity_of(LOCK_FILE, folder) == self._file
+            and owned.identity_of(WRITER_FILE, folder) is not None
         )
 
     def end(self, folder: int | None = None) -> None:
         """Mark in ``folder`` that this process does not write any more. Never raises."""
         if folder is not None:
-            try:
-                replace_file(WRITER_FILE, folder, encoded({**self._document, "closed_ns": time.time_ns()}))
-            except OSError:
-                pass
+            with suppress(OSError):
+                owned.replace_file(
+                    WRITER_FILE, folder, owned.encoded({**self._document, "closed_ns": time.time_ns()})
+                )
         # The job may have closed all files it did not know, and the number be one of its own now.
-        if file_identity(self._handle) == self._file:
+        if owned.file_identity(self._handle) == self._file:
             os.close(self._handle)
         self._file = None
 
 
 def writer_in(folder: int) -> Writer:
     """Who writes to an open folder, by the table above. Raises OSError where it cannot be read."""
-    known, own_namespace = read_object(WRITER_FILE, folder), pid_namespace()
+    known, own_namespace = owned.read_object(WRITER_FILE, folder), pid_namespace()
     in_reach = known is not None and (known.get("namespace"), known.get("boot")) == (own_namespace, boot_id())
     if known is not None and in_reach and known.get("pid") == os.getpid():
         # Who opens the lock's file and closes it again loses the lock.
         pid = os.getpid()
     else:
-        holder = lock_holder(LOCK_FILE, folder)
+        holder = owned.lock_holder(LOCK_FILE, folder)
         if holder is not None:
             if holder and not in_reach:
                 _note_seen(folder, holder, own_namespace)
@@ -181,7 +171,7 @@ def _out_of_reach(folder: int, known: dict[str, Any], own_namespace: int) -> Wri
     if known.get("boot") != boot_id():
         earlier = known.get("host") == socket.gethostname() and known.get("boot")
         return Writer(State.OVER if earlier else State.UNKNOWN, 0)
-    seen = read_object(SEEN_FILE, folder)
+    seen = owned.read_object(SEEN_FILE, folder)
     if seen is not None and seen.get("namespace") == own_namespace:
         return _by_process(seen.get("pid"), seen.get("started"))
     return Writer(State.UNKNOWN, 0)
@@ -191,11 +181,9 @@ def _note_seen(folder: int, pid: int, own_namespace: int) -> None:
     """Note the process id, in this pid namespace, of a writer of another namespace, for when it no longer holds its
     lock."""
     seen = {"namespace": own_namespace, "pid": pid, "started": started(pid)}
-    if seen["started"] is not None and read_object(SEEN_FILE, folder) != seen:
-        try:
-            replace_file(SEEN_FILE, folder, encoded(seen))
-        except OSError:
-            pass  # its memory is full: the next look tries again
+    if seen["started"] is not None and owned.read_object(SEEN_FILE, folder) != seen:
+        with suppress(OSError):  # its memory is full: the next look tries again
+            owned.replace_file(SEEN_FILE, folder, owned.encoded(seen))
 
 
 def writer_of(spool: str) -> Writer:
@@ -249,13 +237,14 @@ def is_running(document: Mapping[str, Any]) -> bool | None:
     ticks = started(pid)
     if ticks is None:
         return False
-    booted_s, started_ns = _booted_s(), document.get("started_ns")
+    booted_s, started_ns = boot_time_s(), document.get("started_ns")
     if booted_s is None or not isinstance(started_ns, int):
         return True
     return booted_s + ticks / os.sysconf("SC_CLK_TCK") <= started_ns / 1e9 + _CLOCK_S
 
 
-def _booted_s() -> float | None:
+def boot_time_s() -> float | None:
+    """Time of the boot, epoch seconds; None if unknown."""
     try:
         with open("/proc/stat") as source:
             return next((float(line.split()[1]) for line in source if line.startswith("btime ")), None)

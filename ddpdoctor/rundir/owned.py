@@ -14,7 +14,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 _OTHERS = 0o077
@@ -109,19 +109,15 @@ def replace_file(name: str, dir_fd: int | None, data: bytes, mode: int = 0o600) 
     """Replace the file ``name`` as a whole, relative to ``dir_fd`` if one is given. Raises OSError; ``name`` then is
     as before."""
     temporary = f"{name}.{os.getpid()}.tmp"
-    try:
+    with suppress(FileNotFoundError):
         os.unlink(temporary, dir_fd=dir_fd)  # of an earlier process with the same id, or planted
-    except FileNotFoundError:
-        pass
     try:
         with open(open_file(temporary, dir_fd, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
             out.write(data)
         os.replace(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except BaseException:
-        try:
+        with suppress(OSError):
             os.unlink(temporary, dir_fd=dir_fd)
-        except OSError:
-            pass
         raise
 
 

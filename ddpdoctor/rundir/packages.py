@@ -1,9 +1,12 @@
-"""Packages that many jobs use and do not change: of a line in one of them and a line outside, reports show the job's
-own."""
+"""Whose code a line is: packages that many jobs use and do not change. Of a line in one of them and a line outside, reports show the job's
+own. And the lines in what Python's faulthandler writes: the stacks of all threads, Python's first thread last, and before a crash which
+signal it was.
+"""
 
 from __future__ import annotations
 
 import re
+import signal
 
 # fmt: off
 WELL_KNOWN = frozenset((
@@ -52,3 +55,77 @@ def is_training_loop(file: str, function: str) -> bool:
     """Whether ``function``, without its class, in ``file`` is one of :data:`TRAINING_LOOPS`."""
     found = _INSTALLED.match(file)
     return found is not None and function in TRAINING_LOOPS.get(found.group(1), ())
+
+
+TextFrame = tuple[str, int, str]
+"""File, line and function."""
+
+_FATAL, _ASKED, _CURRENT = "Fatal Python error", "Stack (most recent call first):", "Current thread 0x"
+_TIMEOUT = "Timeout ("
+"""Written by a timer, with all stacks, in recordings of earlier versions."""
+_THREAD = re.compile(r"^(?:(?:Current thread|Thread) 0x[0-9a-f]+|Stack \()[^\n]*\n", re.MULTILINE)
+_FRAME = re.compile(r'^\s+File "([^"\n]+)", line (\d{1,9}) in (.+)$', re.MULTILINE)
+_MOST_FUNCTION = 60
+"""Letters of a function's name in a sentence."""
+
+_FATAL_SIGNALS = {
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Floating point exception": signal.SIGFPE,
+    "Illegal instruction": signal.SIGILL,
+    "Segmentation fault": signal.SIGSEGV,
+}
+"""The names that faulthandler writes before the signal ends the process."""
+
+
+def fatal_signal(text: str) -> int | None:
+    """The signal that ended a process, by what faulthandler wrote last; None where it wrote of none."""
+    words = text[text.rfind(_FATAL) + len(_FATAL) :].split("\n", 1)[0] if _FATAL in text else ""
+    return _FATAL_SIGNALS.get(words.removeprefix(": "))
+
+
+def says_gil_is_held(text: str) -> bool:
+    """Whether the last text was written at the request signal: Python's threads would have answered, or removed it."""
+    return max(text.rfind(_ASKED), text.rfind(_TIMEOUT)) > text.rfind(_FATAL)
+
+
+def first_thread(text: str) -> list[TextFrame]:
+    """The stack of Python's first thread, innermost frame first."""
+    threads = _THREAD.split(text)[1:]
+    return _frames_in(threads[-1]) if threads else []
+
+
+def faulting_thread(text: str) -> list[TextFrame]:
+    """The stack of the training thread, innermost frame first: of the thread with the fault, or, if it was written
+    because a thread held the GIL, of the first one."""
+    begin = max(map(text.rfind, (_FATAL, _ASKED, _TIMEOUT)))
+    if begin < 0:
+        return []
+    last = text[begin:]
+    current = last.rfind(_CURRENT)
+    # None where the text ends in the middle of this thread's first line.
+    threads = _THREAD.split(last[current:])[1:] if current >= 0 and not says_gil_is_held(text) else []
+    stack = _frames_in(threads[0]) if threads else []
+    # A thread that is none of Python's has none.
+    return stack or first_thread(last)
+
+
+def innermost_frame(text: str, *, or_library: bool = False) -> TextFrame | None:
+    """The innermost frame of the job's own code in Python's first thread; None without one, or, with ``or_library``,
+    the innermost frame of any code."""
+    stack = first_thread(text)
+    own = [frame for frame in stack if not is_library(frame[0])]
+    return next(iter(own or (stack if or_library else [])), None)
+
+
+def innermost_line(text: str, *, or_library: bool = False) -> str:
+    """The same as ``train.py:12 (main)``; "" for none."""
+    found = innermost_frame(text, or_library=or_library)
+    if found is None:
+        return ""
+    file, line, function = found
+    return f"{file.rpartition('/')[2]}:{line} ({function[:_MOST_FUNCTION]})"
+
+
+def _frames_in(thread: str) -> list[TextFrame]:
+    return [(file, int(line), function) for file, line, function in _FRAME.findall(thread)]

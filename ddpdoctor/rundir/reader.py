@@ -8,33 +8,21 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Callable
 
+from . import layout
 from .attempts import attempts_of, starts_of
 from .compaction import stream_end_of, stream_shift
 from .draining import spools_of
-from .files import folders_in, is_regular, parsed, read_json, reading, unreadable
-from .layout import (
-    MANIFEST_FILE,
-    RANK_FILE,
-    RANK_SCHEMA,
-    RUN_SCHEMA,
-    STEPS_FILE,
-    STEPS_SCHEMA,
-    TELEMETRY_FILE,
-    TRACE_FILE,
-    capture_file,
-    host_directory,
-    parse_rank_directory,
-)
+from .files import folders_in, is_regular, parsed, read_json, reading, reason_of, unreadable
 from .notes import Note, NoteCode
+from .segments import uncopied_bytes
 from .typed import MANIFEST, RANK, fitting
-from .waiting import reason_of, uncopied_bytes
 
 _LINK = "a link, and links in a run directory are not followed"
 _UNKNOWN_OF_JOB = "how the job was started, and how it ended, is not known"
 _UNKNOWN_OF_RANK = "how this rank is set up is not known"
 _UNKNOWN_OF_HOST = "telemetry, and how ranks' processes ended, is not known"
 _UNSEEN_ON_HOST = "what its processors, memory and GPUs did is not known"
-_TRACES = f"{TRACE_FILE.partition('.')[0]}."
+_TRACES = f"{layout.TRACE_FILE.partition('.')[0]}."
 """How files of profiler windows are named, those in a digest too."""
 _LONGEST_HEAD = 1 << 16
 _LONGEST_LINE = 4 << 20
@@ -80,11 +68,11 @@ class RankRecord:
     @property
     def trace(self) -> str | None:
         """Path of the profiler window, None where there is none."""
-        return self._file(TRACE_FILE)
+        return self._file(layout.TRACE_FILE)
 
     def capture(self, number: int) -> str | None:
         """Path of a profiler window that was requested while the job ran, numbered from 1; None without one."""
-        return self._file(capture_file(number))
+        return self._file(layout.capture_file(number))
 
     def lines(self, name: str) -> Iterator[bytes]:
         """Whole lines of a line file, with those that still wait in the spool; of one that is longer than any rank writes,
@@ -138,8 +126,8 @@ class RankRecord:
     @property
     def recorded_bytes(self) -> int:
         """Bytes of the step log as it was recorded, before any thinning, by which recordings of the same rank are weighed."""
-        size = stream_end_of(os.path.join(self.path, STEPS_FILE))
-        return size + (0 if self.spool is None else len(uncopied_bytes(self.spool, STEPS_FILE, size)))
+        size = stream_end_of(os.path.join(self.path, layout.STEPS_FILE))
+        return size + (0 if self.spool is None else len(uncopied_bytes(self.spool, layout.STEPS_FILE, size)))
 
 
 def _too_long(source: BinaryIO) -> bytes:
@@ -208,8 +196,8 @@ class RunDirectory:
         _separate_equal_hostnames(chosen, notes)
         hosts = {record.host for record in chosen if record.info}
         for record in chosen:
-            steps = os.path.join(record.path, STEPS_FILE)
-            _say_schema(steps, _head_of(steps).get("schema"), STEPS_SCHEMA, notes)
+            steps = os.path.join(record.path, layout.STEPS_FILE)
+            _say_schema(steps, _head_of(steps).get("schema"), layout.STEPS_SCHEMA, notes)
             if len(hosts) == 1 and not record.info:
                 record.info["host"] = next(iter(hosts))
             notes += _unread(record)
@@ -219,13 +207,15 @@ class RunDirectory:
 
 def read_manifest(run: str, notes: list[Note]) -> dict[str, Any]:
     """The manifest of ``run`` without what no manifest can say; {} where it is missing or broken. Each is noted."""
-    file = os.path.join(run, MANIFEST_FILE)
-    return _read(file, MANIFEST, MANIFEST, RUN_SCHEMA, _UNKNOWN_OF_JOB, notes) or {}
+    file = os.path.join(run, layout.MANIFEST_FILE)
+    return _read(file, MANIFEST, MANIFEST, layout.RUN_SCHEMA, _UNKNOWN_OF_JOB, notes) or {}
 
 
 def read_rank(folder: str, notes: list[Note]) -> dict[str, Any] | None:
     """What a rank's folder says of it, without what no rank can say; None where that is missing or broken. Each is noted."""
-    return _read(os.path.join(folder, RANK_FILE), RANK, ("rank",), RANK_SCHEMA, _UNKNOWN_OF_RANK, notes)
+    return _read(
+        os.path.join(folder, layout.RANK_FILE), RANK, ("rank",), layout.RANK_SCHEMA, _UNKNOWN_OF_RANK, notes
+    )
 
 
 def _unread(record: RankRecord) -> list[Note]:
@@ -256,7 +246,7 @@ def _read_ranks(ranks: str, spools: dict[str, str], notes: list[Note]) -> list[R
         notes.append(unreadable(ranks, error, "what the ranks recorded is not read"))
         return []
     for name in names:
-        parsed = parse_rank_directory(name)
+        parsed = layout.parse_rank_directory(name)
         if parsed is None:
             continue
         rank, repeat = parsed
@@ -267,7 +257,7 @@ def _read_ranks(ranks: str, spools: dict[str, str], notes: list[Note]) -> list[R
         if name not in folders:
             notes.append(Note(f"{path} is not a folder: what this rank recorded is lost.").of_rank(rank))
             continue
-        if (refused := _refused(path, RANK_FILE)) is not None:
+        if (refused := _refused(path, layout.RANK_FILE)) is not None:
             notes.append(unreadable(path, refused, "what this rank recorded is not read").of_rank(rank))
             continue
         records.append(RankRecord(path, rank, _read_info(path, rank, spool, notes), repeat, spool))
@@ -393,7 +383,7 @@ def _telemetry(run: str, manifest: Mapping[str, Any], notes: list[Note]) -> dict
     """Path by the name of the host's folder. A file that is missing although the launcher sampled its host becomes a
     note."""
     hosts, found = os.path.join(run, "hosts"), {}
-    own = os.path.basename(host_directory(run, str(manifest.get("host") or "")))
+    own = os.path.basename(layout.host_directory(run, str(manifest.get("host") or "")))
     sampled = bool((manifest.get("options") or {}).get("telemetry") and manifest.get("ended_ns"))
     try:
         names = folders_in(hosts)
@@ -404,8 +394,8 @@ def _telemetry(run: str, manifest: Mapping[str, Any], notes: list[Note]) -> dict
         return {}
     for host in names:
         folder = os.path.join(hosts, host)
-        path = os.path.join(folder, TELEMETRY_FILE)
-        if (refused := _refused(folder, TELEMETRY_FILE)) is not None:
+        path = os.path.join(folder, layout.TELEMETRY_FILE)
+        if (refused := _refused(folder, layout.TELEMETRY_FILE)) is not None:
             notes.append(unreadable(folder, refused, _UNKNOWN_OF_HOST))
         elif os.path.lexists(path):
             found[host] = path

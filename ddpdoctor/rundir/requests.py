@@ -1,4 +1,5 @@
-"""Requests to a rank, as files in its spool, which its status thread checks once a second.
+"""The processes of a run on this host (its launcher, and the ranks that record), read from memory and not from storage; and requests to
+a rank, as files in its spool, which its status thread checks once a second.
 
 ::
 
@@ -14,12 +15,21 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .handover import CAPTURE_ANSWER, CAPTURE_ORDER, QUESTION_FILE, STACKS_FILE, STACKS_QUESTION
-from .layout import MOST_CAPTURES, opened_spool
+from . import layout
+from .draining import spools_of
+from .host_files import copier_lock_is_held
+from .liveness import is_over, is_running
 from .owned import encoded, open_file, read_file, read_object, replace_file
+from .spool import roots_of
+from .stops import PROGRESS_SCHEMA, document_in
+from .typed import PROGRESS
 
 _MOST_DIGITS, _MOST_NUMBER = 9, 999_999_999
 _MOST_ORDER_BYTES = 500
@@ -40,13 +50,13 @@ class CaptureRequest(NamedTuple):
     steps: int
 
 
-def ask(spool: str, number: int, question: str = QUESTION_FILE) -> None:
+def ask(spool: str, number: int, question: str = layout.QUESTION_FILE) -> None:
     """Write a request to the rank of this spool, with a ``number`` not used for it before. Raises OSError."""
-    with opened_spool(spool) as spool_fd:
+    with layout.opened_spool(spool) as spool_fd:
         replace_file(question, spool_fd, str(number).encode())
 
 
-def request_in(spool: str, question: str = QUESTION_FILE) -> int:
+def request_in(spool: str, question: str = layout.QUESTION_FILE) -> int:
     """The number of the last request to the rank of this spool; 0 without one. Never raises."""
     try:
         handle = open_file(os.path.join(spool, question), None, os.O_RDONLY)
@@ -64,18 +74,18 @@ def new_request() -> int:
 
 def request_capture(spool: str, order: CaptureRequest) -> None:
     """Request a profiler window of the rank of this spool. Raises OSError."""
-    with opened_spool(spool) as spool_fd:
-        replace_file(CAPTURE_ORDER, spool_fd, encoded(order._asdict()))
+    with layout.opened_spool(spool) as spool_fd:
+        replace_file(layout.CAPTURE_ORDER, spool_fd, encoded(order._asdict()))
 
 
 def capture_requested(spool: str) -> CaptureRequest | None:
     """The requested window of the rank of this spool; None without one, or if the file is no request of this user's.
     Never raises."""
-    if not os.path.lexists(os.path.join(spool, CAPTURE_ORDER)):
+    if not os.path.lexists(os.path.join(spool, layout.CAPTURE_ORDER)):
         return None
     try:
-        with opened_spool(spool) as spool_fd:
-            data = read_file(CAPTURE_ORDER, spool_fd)
+        with layout.opened_spool(spool) as spool_fd:
+            data = read_file(layout.CAPTURE_ORDER, spool_fd)
         found = json.loads(data) if len(data) <= _MOST_ORDER_BYTES else None
     except (OSError, ValueError, RecursionError):
         return None
@@ -90,7 +100,7 @@ def _checked(found: Any) -> CaptureRequest | None:
     order = CaptureRequest(**found)
     possible = (
         0 < order.request <= _MOST_NUMBER
-        and 0 < order.number <= MOST_CAPTURES
+        and 0 < order.number <= layout.MOST_CAPTURES
         and 0 < order.first <= _LAST_STEP
         and 0 < order.steps <= MOST_CAPTURE_STEPS
     )
@@ -109,7 +119,7 @@ def answer_of(spool: str, answer: str, request: int, since_ns: int | None = None
 
 def _document(spool: str, name: str) -> dict[str, Any] | None:
     try:
-        with opened_spool(spool) as spool_fd:
+        with layout.opened_spool(spool) as spool_fd:
             return read_object(name, spool_fd)
     except OSError:
         return None
@@ -117,15 +127,67 @@ def _document(spool: str, name: str) -> dict[str, Any] | None:
 
 def delete_requests(spool: str, request: int, *names: str) -> None:
     """Remove a request and its answer, unless another process has made a request since. Never raises."""
-    for name in {STACKS_QUESTION, STACKS_FILE, CAPTURE_ORDER, CAPTURE_ANSWER}.intersection(names):
-        try:
+    for name in {
+        layout.STACKS_QUESTION,
+        layout.STACKS_FILE,
+        layout.CAPTURE_ORDER,
+        layout.CAPTURE_ANSWER,
+    }.intersection(names):
+        with suppress(OSError):
             asked = (
                 request_in(spool, name)
-                if name == STACKS_QUESTION
+                if name == layout.STACKS_QUESTION
                 else (_document(spool, name) or {}).get("request")
             )
             if asked == request:
-                with opened_spool(spool) as spool_fd:
+                with layout.opened_spool(spool) as spool_fd:
                     os.unlink(name, dir_fd=spool_fd)
-        except OSError:
-            pass
+
+
+@dataclass(frozen=True)
+class Present:
+    """A rank with a spool: it runs, or its spool has not been removed yet."""
+
+    rank: int
+    pid: int
+    """In its own pid namespace."""
+    spool: str
+
+    @property
+    def progress(self) -> dict[str, Any] | None:
+        """The status it wrote within the last second; None while its steps take less than one. Never raises."""
+        return document_in(self.spool, layout.PROGRESS_FILE, PROGRESS_SCHEMA, PROGRESS, [])
+
+
+def present_ranks(run: str) -> list[Present]:
+    """The ranks of this host, by rank; of several processes of one rank, as an elastic restart leaves them, the
+    newest. Never raises."""
+    found: dict[int, Present] = {}
+    for spool, _ in sorted(spools_of(run), key=lambda each: _age(each[0])):
+        named = layout.parse_spool_name(spool)
+        if named is not None:
+            found[named[0]] = Present(*named, spool)
+    return [found[rank] for rank in sorted(found)]
+
+
+def living_ranks(run: str) -> list[Present]:
+    """The present ranks that still record. Never raises."""
+    return [rank for rank in present_ranks(run) if not is_over(rank.spool)]
+
+
+def launcher_runs(run: str, manifest: Mapping[str, Any]) -> bool | None:
+    """Whether the launcher runs that wrote the manifest of a run; None if that cannot be known. A process id of
+    another pid namespace of this host means nothing; instead, the lock of the process that copies its ranks' records
+    is checked, if it is visible here. Never raises."""
+    runs = is_running(manifest)
+    if runs is None and manifest.get("host") == socket.gethostname():
+        roots = list(filter(os.path.exists, roots_of(run)))
+        return any(map(copier_lock_is_held, roots)) if roots else None
+    return runs
+
+
+def _age(spool: str) -> float:
+    try:
+        return os.stat(spool).st_ctime
+    except OSError:
+        return 0.0

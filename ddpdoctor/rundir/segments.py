@@ -6,9 +6,8 @@ import errno
 import mmap
 import os
 
-from .layout import WORKERS_FILE
-from .owned import file_identity, identity_of, open_file
-from .waiting import whole_lines
+from .layout import WORKERS_FILE, opened_spool
+from .owned import file_identity, identity_of, open_file, read_file
 
 SEGMENT_BYTES = 64 * 1024
 SHORT_SEGMENT_BYTES = 16 * 1024
@@ -23,6 +22,8 @@ SHORT_LIMIT_BYTES = 8 * SHORT_SEGMENT_BYTES
 """Most that one rank lets wait where less is free: three streams, and what a second brings."""
 KEPT_FREE_SHARE = 1 / 64
 """Share of that storage that is never used, because data loader workers crash without it."""
+_POSITION_DIGITS = 18
+"""More than any stream is long."""
 
 
 class Segment:
@@ -117,3 +118,44 @@ def _is_segment(name: str) -> bool:
     """Whether a file of a spool is a piece of what the rank itself writes: its workers' file has a limit of its own."""
     stream, _, position = name.rpartition(".")
     return position.isdecimal() and stream != WORKERS_FILE
+
+
+def segments_in(spool: int) -> dict[str, list[tuple[int, str]]]:
+    """By stream: (first byte's position, name) of the segments of a spool, in order. Raises OSError."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for name in os.listdir(spool):
+        stream, _, position = name.rpartition(".")
+        if stream and position.isdecimal() and len(position) <= _POSITION_DIGITS:
+            found.setdefault(stream, []).append((int(position), name))
+    for parts in found.values():
+        parts.sort()
+    return found
+
+
+def written_part(segment: bytes) -> bytes:
+    """What a rank has written to a segment: up to the first NUL, which no line holds. Later bytes may already be
+    there while a line is being written."""
+    return segment.partition(b"\0")[0]
+
+
+def whole_lines(segment: bytes) -> bytes:
+    """The same, up to its last line's end: of a line that is being written, or was when its rank was killed, nothing."""
+    written = written_part(segment)
+    return written[: written.rfind(b"\n") + 1]
+
+
+def uncopied_bytes(spool: str, stream: str, done: int) -> bytes:
+    """The bytes of a stream in a spool beyond its first ``done`` bytes; empty if a part in between is gone, because
+    it was copied a moment ago, or if the spool is not this user's own."""
+    try:
+        with opened_spool(spool) as spool_fd:
+            rest = b""
+            for position, name in segments_in(spool_fd).get(stream, []):
+                if position > done:
+                    break
+                piece = written_part(read_file(name, spool_fd, done - position))
+                rest += piece
+                done += len(piece)
+    except OSError:
+        return b""
+    return rest

@@ -14,6 +14,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 
 from .files import bounded_lines, folders_in, open_regular, reading, write_json
 from .layout import SAMPLES_FILE, WORKERS_FILE, host_directory
@@ -90,20 +91,17 @@ def _hash_from_before(path: str, started_ns: int) -> str | None:
 def _sampled_files(samples: str) -> list[str]:
     """Files of the user's lines, in the order in which they were seen."""
     found: dict[str, None] = {}
-    try:
-        with reading(samples) as source:
-            for line in bounded_lines(source):
-                if source.tell() > _MOST_READ_BYTES:
-                    break
-                if line.startswith(_DEFINES):
-                    try:
-                        path = json.loads(line).get(LineField.FILE.value)
-                    except (ValueError, AttributeError, RecursionError):
-                        continue
-                    if isinstance(path, str) and path.startswith("/") and "\0" not in path:
-                        found[path] = None
-    except (OSError, ValueError):
-        pass
+    with suppress(OSError, ValueError), reading(samples) as source:
+        for line in bounded_lines(source):
+            if source.tell() > _MOST_READ_BYTES:
+                break
+            if line.startswith(_DEFINES):
+                try:
+                    path = json.loads(line).get(LineField.FILE.value)
+                except (ValueError, AttributeError, RecursionError):
+                    continue
+                if isinstance(path, str) and path.startswith("/") and "\0" not in path:
+                    found[path] = None
     return list(found)
 
 

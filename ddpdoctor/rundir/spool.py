@@ -18,6 +18,10 @@ A segment is written as mapped memory: a system call in each step would be the m
 target's size shows what was copied already, so that a copy which was cut off continues there and any process can repeat
 it. If another program removes the files of a living rank, such as a cleaner of temporary files or systemd at a logout,
 the rank makes them again with the content of its newest segments.
+
+Data loader workers append whole lines to one file, in the spool of the rank that started them. They may be many, may be made again for each
+pass over the data, and may be killed at any moment. So each write is one system call that adds whole lines, nothing is locked, no worker
+makes a file, and the file's size has a limit that depends on how long the rank has been recorded. What comes beyond it is not written.
 """
 
 from __future__ import annotations
@@ -29,22 +33,15 @@ import mmap
 import os
 import tempfile
 import time
+from contextlib import suppress
+from math import log2
 from typing import Any
 
-from .handover import handover_file
-from .layout import (
-    RANK_FILE,
-    TARGET_FILE,
-    is_unclaimed,
-    opened_spool,
-    read_target,
-    target_before_claim,
-    target_of,
-)
-from .liveness import WRITER_FILES, Writing, boot_id, pid_namespace
+from . import layout
+from .layout import WORKERS_FILE, run_id
+from .liveness import WRITER_FILE, WRITER_FILES, Writing, boot_id, pid_namespace
 from .owned import encoded, identity_of, make_private_folder, open_file, private_folder, replace_file
-from .run_id import run_id
-from .segments import Segment, room_for_segment
+from .segments import LEAST_FREE_SHARE, Segment, room_for_segment
 
 _SHM = "/dev/shm"
 LOOK_AGAIN_S = 1.0
@@ -108,6 +105,17 @@ def roots_of(run: str) -> list[str]:
     return [*found, *sorted({*glob.glob(pattern)} - {*found})]
 
 
+def spools_in(root: str) -> list[str]:
+    """Paths of the spools in a root, sorted; none where it is missing or not this user's own. Never raises."""
+    try:
+        with private_folder(root) as root_fd, os.scandir(root_fd) as entries:
+            return sorted(
+                os.path.join(root, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)
+            )
+    except OSError:
+        return []
+
+
 def make_spool_root(run: str) -> str:
     """Make the private folder for the ranks' spools of a run; if another user has created that name, a random suffix
     is added. Raises OSError."""
@@ -134,7 +142,7 @@ class Spool:
         """Make the spool of a rank whose folder in ``run`` is claimed when something is copied there first. Raises
         OSError."""
         self._root = root
-        self._target = target_before_claim(run)
+        self._target = layout.target_before_claim(run)
         make_private_folder(root)
         with private_folder(root) as root_fd:
             self._name = _new_folder(root_fd, rank)
@@ -142,7 +150,7 @@ class Spool:
             try:
                 with private_folder(self._name, root_fd) as spool_fd:
                     self._writing = Writing(spool_fd)
-                    replace_file(TARGET_FILE, spool_fd, os.fsencode(self._target))
+                    replace_file(layout.TARGET_FILE, spool_fd, os.fsencode(self._target))
                     _reserve(spool_fd)
             except OSError:
                 _remove_begun(self._name, root_fd)
@@ -174,7 +182,7 @@ class Spool:
         if time.monotonic() < self._no_room_until_s:
             raise OSError(self.error or "there was no room a moment ago")
         try:
-            with opened_spool(self.directory) as spool_fd:
+            with layout.opened_spool(self.directory) as spool_fd:
                 saved = 0 if full is None else full.in_file(spool_fd)
                 # What is no longer in a file, because that was removed, is written once more.
                 unsaved = b"" if full is None else full.memory[saved : full.used]
@@ -206,17 +214,14 @@ class Spool:
         one thread, but not the one that writes. Raises OSError."""
         if self._closed:
             return False
-        try:
-            with opened_spool(self.directory) as spool_fd:
-                if self._is_whole(spool_fd):
-                    return False
-        except FileNotFoundError:
-            pass
+        with suppress(FileNotFoundError), layout.opened_spool(self.directory) as spool_fd:
+            if self._is_whole(spool_fd):
+                return False
         make_private_folder(self._root)
         with private_folder(self._root) as root:
             make_private_folder(self._name, root)
             with private_folder(self._name, root) as spool_fd:
-                replace_file(TARGET_FILE, spool_fd, os.fsencode(self._target))
+                replace_file(layout.TARGET_FILE, spool_fd, os.fsencode(self._target))
                 self._writing.end()
                 self._writing = Writing(spool_fd)
                 for segment in list(self._streams.values()):
@@ -229,10 +234,10 @@ class Spool:
         return True
 
     def _is_whole(self, spool_fd: int) -> bool:
-        if identity_of(TARGET_FILE, spool_fd) is None:
+        if identity_of(layout.TARGET_FILE, spool_fd) is None:
             return False
-        if is_unclaimed(self._target):
-            self._target = read_target(spool_fd)
+        if layout.is_unclaimed(self._target):
+            self._target = layout.read_target(spool_fd)
         missing = [each for each in list(self._streams.items()) if not each[1].is_in(spool_fd)]
         # One that was full, copied and removed meanwhile has been followed by another.
         return self._writing.is_in(spool_fd) and all(
@@ -241,19 +246,19 @@ class Spool:
 
     def keep(self, name: str, data: bytes) -> None:
         """Write ``data`` as the document of that ``name``, to be copied to the run directory. Raises OSError."""
-        with opened_spool(self.directory) as spool_fd:
+        with layout.opened_spool(self.directory) as spool_fd:
             try:
                 replace_file(name, spool_fd, data)
             except OSError as error:
                 if (
-                    name != RANK_FILE
+                    name != layout.RANK_FILE
                     or error.errno not in _NO_ROOM
                     or identity_of(RESERVE_FILE, spool_fd) is None
                 ):
                     raise
                 os.unlink(RESERVE_FILE, dir_fd=spool_fd)
                 replace_file(name, spool_fd, data)
-            if name == RANK_FILE:
+            if name == layout.RANK_FILE:
                 _reserve(spool_fd)
 
     def keep_document(self, name: str, document: dict[str, Any]) -> None:
@@ -262,22 +267,19 @@ class Spool:
 
     def withdraw(self, name: str) -> None:
         """Remove the document of that ``name`` from the spool. Raises OSError."""
-        with opened_spool(self.directory) as spool_fd:
-            try:
-                os.unlink(name, dir_fd=spool_fd)
-            except FileNotFoundError:
-                pass
+        with layout.opened_spool(self.directory) as spool_fd, suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=spool_fd)
 
     def shared(self, name: str, size: int) -> mmap.mmap:
         """Memory of ``size`` bytes, all NUL, that is the content of a new file here and survives the process; until
         ``close``. Raises OSError."""
-        with opened_spool(self.directory) as spool_fd:
+        with layout.opened_spool(self.directory) as spool_fd:
             self._shared.append(Segment(name, spool_fd, 0, size))
         return self._shared[-1].memory
 
     def open_text(self, name: str) -> int:
         """A descriptor of a file here to whose end text is written. Raises OSError."""
-        with opened_spool(self.directory) as spool_fd:
+        with layout.opened_spool(self.directory) as spool_fd:
             return open_file(name, spool_fd, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def directory_changed(self) -> bool:
@@ -296,13 +298,13 @@ class Spool:
         ``header``'s members are put first in it. ``number`` is that of a window requested while the job runs. Raises
         OSError."""
         order = {"folder": raw, "header": header, "max_bytes": max_bytes}
-        with opened_spool(self.directory) as spool_fd:
-            replace_file(handover_file(number), spool_fd, encoded(order))
+        with layout.opened_spool(self.directory) as spool_fd:
+            replace_file(layout.handover_file(number), spool_fd, encoded(order))
 
     def claimed(self) -> str | None:
         """The rank's folder in the run directory; None where it has none yet. Raises OSError."""
-        target = target_of(self.directory)
-        return None if is_unclaimed(target) else target
+        target = layout.target_of(self.directory)
+        return None if layout.is_unclaimed(target) else target
 
     def close(self) -> None:
         """Close the segments; their content stays until it is copied."""
@@ -312,7 +314,7 @@ class Spool:
         for segment in segments:
             segment.close()
         try:
-            with opened_spool(self.directory) as spool_fd:
+            with layout.opened_spool(self.directory) as spool_fd:
                 self._writing.end(spool_fd)
         except OSError:
             self._writing.end()
@@ -321,21 +323,17 @@ class Spool:
 def _reserve(spool_fd: int) -> None:
     """Reserve room for rank.json, which reports what could not be stored. Never raises."""
     if identity_of(RESERVE_FILE, spool_fd) is None:
-        try:
+        with suppress(OSError):
             replace_file(RESERVE_FILE, spool_fd, bytes(_RESERVE_BYTES))
-        except OSError:
-            pass
 
 
 def _remove_begun(name: str, root: int) -> None:
-    try:
+    with suppress(OSError):
         with private_folder(name, root) as spool_fd:
-            for file in (*WRITER_FILES, TARGET_FILE):
+            for file in (*WRITER_FILES, layout.TARGET_FILE):
                 if identity_of(file, spool_fd) is not None:
                     os.unlink(file, dir_fd=spool_fd)
         os.rmdir(name, dir_fd=root)
-    except OSError:
-        pass
 
 
 def _new_folder(root: int, rank: int) -> str:
@@ -364,3 +362,52 @@ def _short_of_room(root: str) -> str:
         f"{base} is full ({free:.1f} of {whole:.0f} MB are free, which are left to the job); give the job more, "
         "as with `docker run --shm-size=16g`"
     )
+
+
+WORKERS_SEGMENT = f"{WORKERS_FILE}.{0:015d}"
+"""The file in the spool: one piece, from the beginning on."""
+_FIRST_BYTES = 64 * 1024
+"""Allowed at the beginning of a recording, and once more each time that its age doubles."""
+_YOUNG_S = 30.0
+"""Age of a recording up to which its first doubling counts."""
+
+
+def accept_workers(spool: Spool) -> None:
+    """Let workers of this rank record. Raises OSError."""
+    os.close(spool.open_text(WORKERS_SEGMENT))
+
+
+def spool_of_process(root: str, pid: int) -> str | None:
+    """The newest spool in ``root`` of the rank that is this process and lets its workers record; None where there is none. Never
+    raises."""
+    found = []
+    for spool in spools_in(root):
+        named = layout.parse_spool_name(spool)
+        if named is not None and named[1] == pid:
+            try:
+                found.append((os.stat(os.path.join(spool, WORKERS_SEGMENT)).st_ctime_ns, spool))
+            except OSError:
+                continue
+    return max(found)[1] if found else None
+
+
+def recorded_s(spool: str) -> float:
+    """For how long the rank of a spool has been recorded, s. Raises OSError."""
+    return max(0.0, time.time() - os.stat(os.path.join(spool, WRITER_FILE)).st_mtime)
+
+
+def append_lines(spool: str, data: bytes) -> bool:
+    """Append whole lines to the workers' file of a spool; False, and nothing of them, where its limit is reached or
+    storage is short. Raises OSError where the spool is gone."""
+    most = _FIRST_BYTES * (1 + log2(1 + recorded_s(spool) / _YOUNG_S))
+    with layout.opened_spool(spool) as spool_fd:
+        handle = open_file(WORKERS_SEGMENT, spool_fd, os.O_WRONLY | os.O_APPEND)
+        try:
+            storage = os.fstatvfs(handle)
+            if storage.f_bavail < storage.f_blocks * LEAST_FREE_SHARE:
+                return False
+            if os.fstat(handle).st_size + len(data) > most:
+                return False
+            return os.write(handle, data) == len(data)
+        finally:
+            os.close(handle)

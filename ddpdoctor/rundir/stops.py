@@ -28,35 +28,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from . import layout, typed
 from .files import folders_in, parsed, read_bounded, read_json, unreadable
-from .layout import (
-    ASKED_FILE,
-    CALLS_FILE,
-    ENDING_FILE,
-    ENDS_FILE,
-    FAULTS_FILE,
-    HANG_FLIGHT_FILE,
-    PROGRESS_FILE,
-    RUN_SCHEMA,
-    STALL_FILE,
-    STANDING_FILE,
-    parse_rank_directory,
-)
 from .notes import Note
 from .stepevents import CallField
-from .typed import (
-    ASKED,
-    CALL,
-    ENDING,
-    ENDS,
-    MANIFEST,
-    PROGRESS,
-    STALL,
-    STANDING,
-    Check,
-    fitting,
-    invalid_fields,
-)
 
 PROGRESS_SCHEMA = "ddpdoctor.progress/1"
 STANDING_SCHEMA = "ddpdoctor.standing/2"
@@ -146,15 +121,15 @@ def read_stops(run: str, notes: list[Note]) -> Stops:
     """Read these files of ``run``; broken files are reported in ``notes``. Never raises."""
     ranks = []
     for name, path in _folders(os.path.join(run, "ranks")):
-        number = parse_rank_directory(name)
+        number = layout.parse_rank_directory(name)
         if number is not None:
             ranks.append(_rank_stop(number[0], number[1], path, notes))
     hosts = [
         HostStop(
             name,
-            document_in(path, STALL_FILE, STALL_SCHEMA, STALL, notes),
-            document_in(path, ENDS_FILE, ENDS_SCHEMA, ENDS, notes),
-            document_in(path, ASKED_FILE, ASKED_SCHEMA, ASKED, notes),
+            document_in(path, layout.STALL_FILE, STALL_SCHEMA, typed.STALL, notes),
+            document_in(path, layout.ENDS_FILE, ENDS_SCHEMA, typed.ENDS, notes),
+            document_in(path, layout.ASKED_FILE, ASKED_SCHEMA, typed.ASKED, notes),
         )
         for name, path in _folders(os.path.join(run, "hosts"))
     ]
@@ -162,17 +137,19 @@ def read_stops(run: str, notes: list[Note]) -> Stops:
 
 
 def _rank_stop(rank: int, repeat: int, path: str, notes: list[Note]) -> RankStop:
-    flight = os.path.join(path, HANG_FLIGHT_FILE)
+    flight = os.path.join(path, layout.HANG_FLIGHT_FILE)
     return RankStop(
         rank,
         repeat,
         path,
-        document_in(path, PROGRESS_FILE, PROGRESS_SCHEMA, PROGRESS, notes),
-        document_in(path, STANDING_FILE, STANDING_SCHEMA, STANDING, notes),
-        document_in(path, ENDING_FILE, ENDING_SCHEMA, ENDING, notes),
+        document_in(path, layout.PROGRESS_FILE, PROGRESS_SCHEMA, typed.PROGRESS, notes),
+        document_in(path, layout.STANDING_FILE, STANDING_SCHEMA, typed.STANDING, notes),
+        document_in(path, layout.ENDING_FILE, ENDING_SCHEMA, typed.ENDING, notes),
         flight if os.path.lexists(flight) else None,
-        _read(os.path.join(path, FAULTS_FILE), MOST_FAULTS_BYTES, notes).decode(errors="replace"),
-        _calls(_read(os.path.join(path, CALLS_FILE), (CALL_SLOTS + OWN_SLOTS) * CALL_SLOT_BYTES, notes)),
+        _read(os.path.join(path, layout.FAULTS_FILE), MOST_FAULTS_BYTES, notes).decode(errors="replace"),
+        _calls(
+            _read(os.path.join(path, layout.CALLS_FILE), (CALL_SLOTS + OWN_SLOTS) * CALL_SLOT_BYTES, notes)
+        ),
     )
 
 
@@ -186,12 +163,12 @@ def launches_of(run: str, notes: list[Note]) -> list[dict[str, Any]]:
             continue
         for name in names:
             if name.startswith("launch-") and name.endswith(".json"):
-                found.append(document_in(folder, name, RUN_SCHEMA, MANIFEST, notes))
+                found.append(document_in(folder, name, layout.RUN_SCHEMA, typed.MANIFEST, notes))
     return [each for each in found if each is not None]
 
 
 def document_in(
-    folder: str, name: str, schema: str, fields: Mapping[str, Check], notes: list[Note], lost: str = ""
+    folder: str, name: str, schema: str, fields: Mapping[str, typed.Check], notes: list[Note], lost: str = ""
 ) -> dict[str, Any] | None:
     """The document of that name, with only fields of the types that they should have; None where there is none. ``lost``: what is
     not known where it is broken. Never raises."""
@@ -206,7 +183,7 @@ def document_in(
         what = "names no schema" if named is None else f"is of another schema ({str(named)[:40]})"
         notes.append(Note(f"{path} {what} and is skipped{lost and ': '}{lost}."))
         return None
-    return fitting(found, fields, path, notes)
+    return typed.fitting(found, fields, path, notes)
 
 
 def _read(path: str, most_bytes: int, notes: list[Note]) -> bytes:
@@ -229,7 +206,7 @@ def _calls(data: bytes) -> list[dict[str, Any]]:
             continue
         if (
             isinstance(call, dict)
-            and not invalid_fields(call, CALL)
+            and not typed.invalid_fields(call, typed.CALL)
             and call.get(CallField.NUMBER.value) is not None
         ):
             found.append(call)

@@ -68,6 +68,11 @@ def _with(**fields: Check) -> Check:
     return lambda value: isinstance(value, dict) and not invalid_fields(value, fields)
 
 
+def _each(check: Check, names: str) -> dict[str, Check]:
+    """The same ``check`` for each of ``names``."""
+    return dict.fromkeys(names.split(), check)
+
+
 def invalid_fields(document: Mapping[str, Any], fields: Mapping[str, Check]) -> dict[str, Any]:
     """The fields of ``document`` that are not of the types they should have."""
     return {
@@ -78,11 +83,9 @@ def invalid_fields(document: Mapping[str, Any], fields: Mapping[str, Check]) -> 
 
 
 MANIFEST: Mapping[str, Check] = {
-    **dict.fromkeys(
-        ("schema", "ddpdoctor", "cwd", "host", "boot", "python", "platform", "job_id", "run_id"), _text
-    ),
-    **dict.fromkeys(("exit_code", "signal"), _whole),
-    **dict.fromkeys(("started_ns", "ended_ns"), is_moment),
+    **_each(_text, "schema ddpdoctor cwd host boot python platform job_id run_id"),
+    **_each(_whole, "exit_code signal"),
+    **_each(is_moment, "started_ns ended_ns"),
     "pid": _process,
     "pid_namespace": _count,
     "command": _list_of(_text),
@@ -94,30 +97,28 @@ MANIFEST: Mapping[str, Check] = {
 }
 
 _DDP = _with(
-    **dict.fromkeys(("id", "where"), _whole),
-    **dict.fromkeys(("module", "dtypes", "comm_hook"), _text),
-    **dict.fromkeys(("bucket_cap_bytes", "parameters_bytes", "largest_parameter_bytes"), _number),
-    **dict.fromkeys(("parameter_tensors", "unused_parameter_bytes", "buffer_bytes"), _number),
-    **dict.fromkeys(("find_unused_parameters", "gradient_as_bucket_view", "static_graph"), _flag),
+    **_each(_whole, "id where"),
+    **_each(_text, "module dtypes comm_hook"),
+    **_each(_number, "bucket_cap_bytes parameters_bytes largest_parameter_bytes"),
+    **_each(_number, "parameter_tensors unused_parameter_bytes buffer_bytes"),
+    **_each(_flag, "find_unused_parameters gradient_as_bucket_view static_graph"),
     broadcast_buffers=_flag,
     bucket_bytes=_list_of(_number),
 )
 _LOADER = _with(
-    **dict.fromkeys(("id", "where", "num_workers", "prefetch_factor", "batch_size"), _whole),
-    **dict.fromkeys(("pin_memory", "persistent_workers", "drop_last"), _flag),
-    **dict.fromkeys(("sampler", "dataset"), _text),
+    **_each(_whole, "id where num_workers prefetch_factor batch_size"),
+    **_each(_flag, "pin_memory persistent_workers drop_last"),
+    **_each(_text, "sampler dataset"),
 )
 
 RANK: Mapping[str, Check] = {
-    **dict.fromkeys(
-        ("schema", "host", "boot", "backend", "python", "torch", "cuda", "nccl", "job_id"), _text
-    ),
-    **dict.fromkeys(("device", "device_name", "device_uuid", "device_pci", "matmul_precision"), _text),
-    **dict.fromkeys(("local_rank", "attempt", "cpu_affinity"), _count),
-    **dict.fromkeys(("started_ns", "ended_ns"), is_moment),
-    **dict.fromkeys(("data_parallel", "fsdp", "deepspeed", "compiled", "autocast"), _flag),
-    **dict.fromkeys(("rank", "world_size"), _ranks),
-    **dict.fromkeys(("pid", "parent_pid"), _process),
+    **_each(_text, "schema host boot backend python torch cuda nccl job_id"),
+    **_each(_text, "device device_name device_uuid device_pci matmul_precision"),
+    **_each(_count, "local_rank attempt cpu_affinity"),
+    **_each(is_moment, "started_ns ended_ns"),
+    **_each(_flag, "data_parallel fsdp deepspeed compiled autocast"),
+    **_each(_ranks, "rank world_size"),
+    **_each(_process, "pid parent_pid"),
     "pid_namespace": _count,
     "process_groups": _list_of(_mapping),
     "ddp": _list_of(_DDP),
@@ -134,13 +135,11 @@ RANK: Mapping[str, Check] = {
 }
 
 TELEMETRY_HEADER: Mapping[str, Check] = {
-    **dict.fromkeys(("schema", "host"), _text),
+    **_each(_text, "schema host"),
     "started_ns": is_moment,
     "host_facts": _with(
-        **dict.fromkeys(
-            ("cpu_count_usable", "cpu_count_logical", "numa_nodes", "memory_total_bytes"), _number
-        ),
-        **dict.fromkeys(("cgroup_cpu_limit_cores", "cgroup_memory_limit_bytes"), _number),
+        **_each(_number, "cpu_count_usable cpu_count_logical numa_nodes memory_total_bytes"),
+        **_each(_number, "cgroup_cpu_limit_cores cgroup_memory_limit_bytes"),
     ),
     "gpus": _list_of(
         lambda value: (
@@ -152,14 +151,14 @@ TELEMETRY_HEADER: Mapping[str, Check] = {
 }
 _RANK_USE = _with(
     pid=_process,
-    **dict.fromkeys(("cpu_percent", "rss_bytes", "num_children"), _number),
-    **dict.fromkeys(("process_rss_bytes", "process_memory_bytes", "children_memory_bytes"), _number),
+    **_each(_number, "cpu_percent rss_bytes num_children"),
+    **_each(_number, "process_rss_bytes process_memory_bytes children_memory_bytes"),
 )
 TELEMETRY_SAMPLE: Mapping[str, Check] = {
     "host": _with(
-        **dict.fromkeys(("cpu_percent", "iowait_percent", "memory_used_bytes"), _number),
-        **dict.fromkeys(("memory_available_bytes", "cgroup_memory_free_bytes"), _number),
-        **dict.fromkeys(("swap_in_bytes_per_s", "swap_out_bytes_per_s"), _number),
+        **_each(_number, "cpu_percent iowait_percent memory_used_bytes"),
+        **_each(_number, "memory_available_bytes cgroup_memory_free_bytes"),
+        **_each(_number, "swap_in_bytes_per_s swap_out_bytes_per_s"),
     ),
     "ranks": lambda value: (
         isinstance(value, dict)
@@ -173,9 +172,9 @@ TELEMETRY_SAMPLE: Mapping[str, Check] = {
     ),
 }
 _GPU: Mapping[str, Check] = {
-    **dict.fromkeys(("gpu_utilization_percent", "memory_used_bytes"), _number),
-    **dict.fromkeys(("power_watts", "temperature_celsius", "sm_clock_mhz", "memory_clock_mhz"), _number),
-    **dict.fromkeys(("pcie_generation", "pcie_width", "ecc_uncorrected_total"), _number),
+    **_each(_number, "gpu_utilization_percent memory_used_bytes"),
+    **_each(_number, "power_watts temperature_celsius sm_clock_mhz memory_clock_mhz"),
+    **_each(_number, "pcie_generation pcie_width ecc_uncorrected_total"),
     "throttle_reasons": _list_of(_text),
     "xid_errors": _list_of(lambda value: _text(value) or _whole(value)),
 }
@@ -193,12 +192,12 @@ def _groups(value: Any) -> bool:
 
 _RAISED = _with(type=_text, message=_text, relation=_text, frames=_FRAMES)
 PROGRESS: Mapping[str, Check] = {
-    **dict.fromkeys(("schema", "phase"), _text),
-    **dict.fromkeys(("rank", "world_size"), _ranks),
-    **dict.fromkeys(("at_ns", "step_since_ns"), is_moment),
-    **dict.fromkeys(("step", "evaluations", "events"), _count),
+    **_each(_text, "schema phase"),
+    **_each(_ranks, "rank world_size"),
+    **_each(is_moment, "at_ns step_since_ns"),
+    **_each(_count, "step evaluations events"),
     "pid": _process,
-    **dict.fromkeys(("exhausted", "evaluating"), _flag),
+    **_each(_flag, "exhausted evaluating"),
     "frames": _FRAMES,
     "user": _FRAMES,
     "groups": _groups,
@@ -210,11 +209,7 @@ STANDING: Mapping[str, Check] = {
     "raised": _list_of(_RAISED),
     "errors": _list_of(_text),
 }
-ENDING: Mapping[str, Check] = {
-    **PROGRESS,
-    "how": _text,
-    "raised": _list_of(_RAISED),
-}
+ENDING: Mapping[str, Check] = {**PROGRESS, "how": _text, "raised": _list_of(_RAISED)}
 CALL: Mapping[str, Check] = {
     **dict.fromkeys((CallField.OPEN.value, CallField.NUMBER.value, CallField.TURN.value), _count),
     **dict.fromkeys((CallField.LAST_TURN.value, CallField.TURN_BEFORE.value, LineField.STEP.value), _count),
@@ -224,36 +219,32 @@ CALL: Mapping[str, Check] = {
     EventField.IS_ASYNC.value: _flag,
 }
 STALL: Mapping[str, Check] = {
-    **dict.fromkeys(("schema", "host", "state", "boot", "paused_in"), _text),
-    **dict.fromkeys(("detected_ns", "silent_since_ns", "looked_ns"), is_moment),
+    **_each(_text, "schema host state boot paused_in"),
+    **_each(is_moment, "detected_ns silent_since_ns looked_ns"),
     "silent_s": _number,
     "ranks": _list_of(
         _with(
             rank=_ranks,
             pid=_process,
-            **dict.fromkeys(("answered", "in_order", "waits", "computes", "joined"), _flag),
-            **dict.fromkeys(("phase", "faults"), _text),
+            **_each(_flag, "answered in_order waits computes joined"),
+            **_each(_text, "phase faults"),
             step=_count,
             last_step_ns=is_moment,
-            process=_with(**dict.fromkeys(("state", "wchan", "syscall"), _text), tracer=_count),
+            process=_with(**_each(_text, "state wchan syscall"), tracer=_count),
         )
     ),
 }
-ASKED: Mapping[str, Check] = {
-    **dict.fromkeys(("schema", "host", "boot"), _text),
-    "signal": _count,
-    "at_ns": is_moment,
-}
+ASKED: Mapping[str, Check] = {**_each(_text, "schema host boot"), "signal": _count, "at_ns": is_moment}
 ENDS: Mapping[str, Check] = {
-    **dict.fromkeys(("schema", "host", "boot"), _text),
+    **_each(_text, "schema host boot"),
     "oom_kills": _count,
     "ends": _list_of(
         _with(
             rank=_ranks,
             pid=_process,
             seen_ns=is_moment,
-            **dict.fromkeys(("code", "signal", "oom_kills", "step"), _count),
-            **dict.fromkeys(("in_order", "joined", "waits"), _flag),
+            **_each(_count, "code signal oom_kills step"),
+            **_each(_flag, "in_order joined waits"),
             raised=_list_of(_RAISED),
         )
     ),

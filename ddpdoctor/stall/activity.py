@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.runfacts import Standing, StopFacts
-from ddpdoctor.rundir.phases import Phase, phase_words
+from ddpdoctor.rundir.stepevents import Phase, phase_words
 from ddpdoctor.rundir.stops import signal_name
 
 from .evidence import RankEvidence, RunEvidence

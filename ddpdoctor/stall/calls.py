@@ -13,7 +13,7 @@ import msgspec
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import CallField, EventField, EventKind, LineField
-from ddpdoctor.rundir.phases import Phase, groups_with_open
+from ddpdoctor.rundir.stepevents import Phase, groups_with_open
 
 from .recording import GroupKey
 

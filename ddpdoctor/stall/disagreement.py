@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.runfacts import StopFacts
 from ddpdoctor.rundir.ends import POLITE
-from ddpdoctor.rundir.phases import WAITING_PHASES
+from ddpdoctor.rundir.stepevents import WAITING_PHASES
 
 from .calls import GRADIENTS, Call, Parting, in_backward, parting
 from .causes import lost_others

@@ -14,9 +14,9 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import STEPS_FILE, LineField, Note, RankRecord, RunDirectory
 from ddpdoctor.rundir.attempts import attempts_of
 from ddpdoctor.rundir.ends import POLITE, JobEnd, job_end
-from ddpdoctor.rundir.fault_text import fatal_signal, faulting_thread, first_thread, says_gil_is_held
 from ddpdoctor.rundir.liveness import is_running
-from ddpdoctor.rundir.phases import LONG_PHASES, Phase, waits_for_others
+from ddpdoctor.rundir.packages import fatal_signal, faulting_thread, first_thread, says_gil_is_held
+from ddpdoctor.rundir.stepevents import LONG_PHASES, Phase, waits_for_others
 from ddpdoctor.rundir.stops import End, HostStop, RankStop, Standstill, Stops, launches_of, read_stops
 
 from .calls import Call, calls_of, with_open_ones

@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.measure.places import CodeLine, Where
-from ddpdoctor.rundir.fault_text import TextFrame
 from ddpdoctor.rundir.files import parsed, read_bounded
-from ddpdoctor.rundir.packages import is_library
+from ddpdoctor.rundir.packages import TextFrame, is_library
 
 from .dumps import PICKLE
 from .plainpickle import MOST_BYTES, MOST_CONTAINERS, NotPlainError, read_plain

@@ -12,7 +12,7 @@ from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.runfacts import HangFacts, StopFacts
 from ddpdoctor.rundir import listed, ranks_in_words
 from ddpdoctor.rundir.ends import POLITE
-from ddpdoctor.rundir.phases import Phase
+from ddpdoctor.rundir.stepevents import Phase
 from ddpdoctor.rundir.stops import signal_name
 
 from .activity import activity, last_at, standing_of

@@ -1,21 +1,146 @@
-"""Samples of this host by psutil and its control groups.
+"""Samples of this host, from /proc and its control groups; the control groups of any process, v1 and v2: CPU and memory limits, and free
+memory.
 
 Rates are over the time since the previous sample and null in the first one. Values that are not available are null.
+Sources: Linux Documentation/admin-guide/cgroup-v2.rst (cpu.max, memory.max) and, for v1, scheduler/sched-bwc.rst.
 """
 
 from __future__ import annotations
 
+import os
 import time
-import warnings
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-import psutil
+from ddpdoctor.rundir.notes import Note
 
-from ddpdoctor.rundir import Note
+# v1 writes the largest page-aligned number for "no limit"; no real limit is near it.
+_NO_LIMIT_BYTES = 1 << 60
+_MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
-from .cgroup import Cgroup
+
+class Cgroup:
+    """The folders of a process's cgroup, from its own up to the root: any level may have a limit."""
+
+    def __init__(self, proc: Path = Path("/proc/self")) -> None:
+        self.version: int | None = None
+        self._cpu: list[Path] = []
+        self._memory: list[Path] = []
+        try:
+            groups = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
+            paths = {controller: path for _, names, path in groups for controller in names.split(",")}
+            mounts = list(_mounts(proc / "mountinfo"))
+        except (OSError, ValueError):
+            return
+        for kind, root, point, controllers in mounts:
+            if kind == "cgroup2" and "" in paths:
+                levels = _levels(point, root, paths[""])
+                if any((level / "cgroup.controllers").is_file() for level in levels) and self.version is None:
+                    self.version, self._unified = 2, levels
+            elif kind == "cgroup" and "cpu" in controllers and "cpu" in paths:
+                self.version, self._cpu = 1, _levels(point, root, paths["cpu"])
+            elif kind == "cgroup" and "memory" in controllers and "memory" in paths:
+                self.version, self._memory = 1, _levels(point, root, paths["memory"])
+        if self.version == 2:
+            self._cpu = self._memory = self._unified
+
+    def cpu_limit_cores(self) -> float | None:
+        """The lowest CPU limit of all levels; None for no cgroup or no limit."""
+        return min(
+            (limit for level in self._cpu if (limit := _cpu_limit_cores(level)) is not None), default=None
+        )
+
+    def memory_limit_bytes(self) -> int | None:
+        """The lowest memory limit of all levels, in bytes; None for no cgroup or no limit."""
+        return min((limit for limit, _, _ in self._limited()), default=None)
+
+    def free_memory_bytes(self) -> int | None:
+        """Free memory below the limits, in bytes, page caches counted as free; None without a limit."""
+        free = []
+        for limit, used, level in self._limited():
+            if used is not None:
+                cached = _counts(level / "memory.stat")
+                files = cached.get("active_file", 0) + cached.get("inactive_file", 0)
+                free.append(max(limit - max(used - files, 0), 0))
+        return min(free, default=None)
+
+    def _limited(self) -> Iterator[tuple[int, int | None, Path]]:
+        """Limit and use in bytes of each level that limits memory."""
+        for level in self._memory:
+            for limits, uses in _MEMORY_FILES:
+                limit = _number(level / limits)
+                if limit is not None and limit < _NO_LIMIT_BYTES:
+                    yield limit, _number(level / uses), level
+
+    def oom_kills(self) -> int | None:
+        """Processes of the own level that the kernel killed for lack of memory; None if it does not count them."""
+        for level in self._memory[:1]:
+            for name in ("memory.events", "memory.oom_control"):
+                count = _counts(level / name).get("oom_kill")
+                if count is not None:
+                    return count
+        return None
+
+
+def _mounts(mountinfo: Path) -> Iterator[tuple[str, str, Path, list[str]]]:
+    """(file system, root within it, mount point, super options) of each cgroup mount."""
+    for line in mountinfo.read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        if kind in ("cgroup", "cgroup2"):
+            fields = left.split(" ")
+            yield kind, fields[3], Path(fields[4]), options.split(",")
+
+
+def _levels(point: Path, root: str, path: str) -> list[Path]:
+    """The own folder, then its parents up to the mount. A container may see only a part of the tree."""
+    own = PurePosixPath(path)
+    relative = own.relative_to(root) if own.is_relative_to(root) else PurePosixPath()
+    folder = point / str(relative).lstrip("/")
+    levels = [folder, *folder.parents]
+    return (
+        [level for level in levels[: levels.index(point) + 1] if level.is_dir()]
+        if point in levels
+        else [point]
+    )
+
+
+def _cpu_limit_cores(level: Path) -> float | None:
+    try:
+        if (level / "cpu.max").is_file():
+            quota, period = (level / "cpu.max").read_text().split()
+        else:
+            quota, period = (
+                (level / "cpu.cfs_quota_us").read_text(),
+                (level / "cpu.cfs_period_us").read_text(),
+            )
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):  # "max" is not a number: no limit
+        return None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _counts(path: Path) -> dict[str, int]:
+    """Name → number, from lines that begin with a name, an optional colon, and a number; {} if it cannot be read."""
+    try:
+        words = [line.replace(":", " ").split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdecimal()}
+
+
+_MEMORY, _PROCESSORS = Path("/proc/meminfo"), Path("/proc/stat")
+_KINDS_OF_TIME = (
+    *("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice"),
+)
+_SWAPPED_PAGE_BYTES = 4096
 
 HOST_FIELDS = (
     *("cpu_percent", "iowait_percent", "memory_used_bytes", "memory_available_bytes"),
@@ -40,18 +165,18 @@ class HostSampler:
         self.notes: list[Note] = []
         self._failed: set[str] = set()
         self._cgroup = Cgroup()
-        self._cpu_before: dict[str, float] | None = None
-        self._swapped_before: tuple[float, float] | None = None
+        self._cpu_before: dict[str, int] | None = None
+        self._swapped_before: tuple[int | None, int | None] = (None, None)
         self._before_s: float | None = None
         self.facts = self._facts()
 
     def _facts(self) -> dict[str, object]:
         return {
-            "cpu_count_logical": self._try("cpu_count", psutil.cpu_count),
-            "cpu_count_usable": self._try("cpu_affinity", lambda: len(psutil.Process().cpu_affinity())),
+            "cpu_count_logical": os.cpu_count(),
+            "cpu_count_usable": self._try("cpu_affinity", lambda: len(os.sched_getaffinity(0))),
             "numa_nodes": numa_nodes(),
             "cgroup_cpu_limit_cores": self._try("cgroup", self._cgroup.cpu_limit_cores),
-            "memory_total_bytes": self._try("memory", lambda: psutil.virtual_memory().total),
+            "memory_total_bytes": _counts(_MEMORY).get("MemTotal", 0) * 1024 or None,
             "cgroup_memory_limit_bytes": self._try("cgroup", self._cgroup.memory_limit_bytes),
         }
 
@@ -83,29 +208,26 @@ class HostSampler:
 
     def _cpu(self) -> dict[str, object]:
         """Shares of CPU time since the last sample, of all cores together, in percent."""
-        now: dict[str, float] = psutil.cpu_times()._asdict()
+        now = _cpu_ticks()
         before, self._cpu_before = self._cpu_before, now
         if before is None:
             return {}
-        spent = {field: seconds - before.get(field, 0.0) for field, seconds in now.items()}
+        spent = {kind: ticks - before.get(kind, 0) for kind, ticks in now.items()}
         # Guest time is part of user time already.
-        total_s = sum(spent.values()) - spent.get("guest", 0.0) - spent.get("guest_nice", 0.0)
-        if total_s <= 0:
+        total = sum(spent.values()) - spent.get("guest", 0) - spent.get("guest_nice", 0)
+        if total <= 0:
             return {}
-        waited_s = spent.get("iowait", 0.0)
-        busy = min(1.0, max(0.0, 1.0 - (spent["idle"] + waited_s) / total_s))
+        waited = spent.get("iowait", 0)
+        busy = min(1.0, max(0.0, 1.0 - (spent["idle"] + waited) / total))
         # The kernel's iowait may decrease by a tick.
-        iowait = round(100.0 * max(0.0, waited_s) / total_s, 2) if "iowait" in spent else None
+        iowait = round(100.0 * max(0, waited) / total, 2) if "iowait" in spent else None
         return {"cpu_percent": round(100.0 * busy, 2), "iowait_percent": iowait}
 
     def _swap(self, elapsed_s: float) -> dict[str, object]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # psutil warns where /proc/vmstat is hidden
-            swap = psutil.swap_memory()
-        before, self._swapped_before = self._swapped_before or (None, None), (swap.sin, swap.sout)
+        before, self._swapped_before = self._swapped_before, swapped_bytes()
+        names = ("swap_in_bytes_per_s", "swap_out_bytes_per_s")
         return {
-            "swap_in_bytes_per_s": rate(swap.sin, before[0], elapsed_s),
-            "swap_out_bytes_per_s": rate(swap.sout, before[1], elapsed_s),
+            name: rate(now, then, elapsed_s) for name, now, then in zip(names, self._swapped_before, before)
         }
 
 
@@ -117,5 +239,25 @@ def rate(now: float | None, before: float | None, elapsed_s: float) -> float | N
 
 
 def _memory() -> dict[str, object]:
-    memory = psutil.virtual_memory()
-    return {"memory_used_bytes": memory.used, "memory_available_bytes": memory.available}
+    counts = _counts(_MEMORY)
+    # Before Linux 3.14 there is no MemAvailable.
+    free = counts["MemFree"] + counts.get("Buffers", 0) + counts.get("Cached", 0)
+    available = min(counts["MemTotal"], counts.get("MemAvailable", free))
+    return {
+        "memory_used_bytes": (counts["MemTotal"] - available) * 1024,
+        "memory_available_bytes": available * 1024,
+    }
+
+
+def _cpu_ticks() -> dict[str, int]:
+    """CPU time since boot, all cores together, by kind, in the kernel's ticks."""
+    ticks = _PROCESSORS.read_text().split("\n", 1)[0].split()[1:]
+    return {kind: int(count) for kind, count in zip(_KINDS_OF_TIME, ticks)}
+
+
+def swapped_bytes() -> tuple[int | None, int | None]:
+    """Bytes swapped in and out since boot; None where the kernel does not say it."""
+    pages = _counts(Path("/proc/vmstat"))
+    found = (pages.get(name) for name in ("pswpin", "pswpout"))
+    into, out = (None if count is None else count * _SWAPPED_PAGE_BYTES for count in found)
+    return into, out

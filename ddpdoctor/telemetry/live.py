@@ -18,23 +18,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ddpdoctor.rundir import (
-    STEPS_FILE,
-    TELEMETRY_FILE,
-    EventField,
-    EventKind,
-    LineField,
-    folders_in,
-    launcher_runs,
-    living_ranks,
-    parsed,
-    read_manifest,
-    read_rank,
-    reading,
-    renamed,
-)
 from ddpdoctor.rundir.compaction import stream_shift
-from ddpdoctor.rundir.layout import parse_rank_directory
+from ddpdoctor.rundir.files import folders_in, parsed, reading
+from ddpdoctor.rundir.layout import STEPS_FILE, TELEMETRY_FILE, parse_rank_directory
+from ddpdoctor.rundir.reader import read_manifest, read_rank
+from ddpdoctor.rundir.requests import launcher_runs, living_ranks
+from ddpdoctor.rundir.stepevents import EventField, EventKind, LineField, renamed
 from ddpdoctor.rundir.typed import TELEMETRY_SAMPLE, fitting, is_moment
 
 KEPT_STEPS = 200

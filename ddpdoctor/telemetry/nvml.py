@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddpdoctor.rundir import Note, NoteCode
+from ddpdoctor.rundir.notes import Note, NoteCode
 
 Reading = Callable[[Any, Any], object]
 """Called with the ``pynvml`` module and a device's handle: the value of a field, in the unit of its name. Raises NVML's errors."""

@@ -1,7 +1,10 @@
-"""The thread that samples GPUs, host and ranks into ``telemetry.jsonl``, one JSON line a sample.
+"""Samples GPUs, host and the ranks' processes with their children (dataloader workers) in a thread, into ``telemetry.jsonl``.
 
 Line kinds: a header (``schema``), samples (``gpus``), notes (``note``), a closing line (``closed``). Each is
 one ``os.write`` to a file opened with ``O_APPEND``: it can be read at any time and after a ``kill -9``.
+
+The parent of each process is read once, when its pid first appears: on a host with thousands of kernel
+threads, a scan of all of /proc at every sample would be the largest cost.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddpdoctor.rundir import TELEMETRY_FILE, TELEMETRY_SCHEMA, Note
@@ -20,7 +24,145 @@ from ddpdoctor.rundir.privacy import mask_text
 
 from .host import HostSampler
 from .nvml import NvmlSampler
-from .processes import ProcessTreeSampler
+from .procfs import TICKS_PER_S, parent_of, pids, stat_fields
+
+RANK_FIELDS = (
+    *("pid", "cpu_percent", "rss_bytes", "num_children"),
+    *("process_rss_bytes", "process_memory_bytes", "children_memory_bytes"),
+)
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_OWN_PAGES = (b"RssAnon:", b"RssShmem:")
+"""Lines of /proc/PID/status. Pages of files (RssFile) are left out: the kernel can reclaim them, and a memory-mapped dataset fills
+them."""
+
+
+@dataclass(frozen=True)
+class _Counters:
+    """One process at one moment."""
+
+    began: int
+    """In the kernel's ticks: identifies a process together with its id."""
+    cpu_s: float
+    rss_bytes: int
+    memory_bytes: int | None
+
+
+@dataclass
+class _Rank:
+    """State of a rank between two samples."""
+
+    pid: int
+    began: int
+    seen_s: float | None = None
+    tree: dict[int, _Counters] = field(default_factory=dict)
+
+
+class ProcessTreeSampler:
+    """Samples each rank's process tree. ``rank_pids()``: rank -> pid of this host's ranks, as of now."""
+
+    def __init__(self, rank_pids: Callable[[], Mapping[int, int]]) -> None:
+        self.notes: list[Note] = []
+        self._rank_pids = rank_pids
+        self._ranks: dict[int, _Rank] = {}
+        self._parents: dict[int, int] = {}
+        self._started_since: set[int] = set()
+
+    def sample(self) -> dict[str, dict[str, object]]:
+        """``RANK_FIELDS`` by rank; values are None if the process is gone or not readable."""
+        try:
+            ranks = dict(self._rank_pids())
+            children = self._children(set(ranks.values())) if ranks else {}
+        except Exception as error:
+            if not self.notes:
+                reason = error or type(error).__name__
+                self.notes.append(Note(f"The ranks' processes cannot be read: {reason}."))
+            return {}
+        return {str(rank): self._sample_rank(rank, pid, children) for rank, pid in sorted(ranks.items())}
+
+    def _children(self, ranks: Set[int]) -> dict[int, list[int]]:
+        """Children by parent. A rank is no child of another one, though it may have started it, as Lightning's first rank does."""
+        now = pids()
+        self._started_since = set(now) - self._parents.keys()
+        self._parents = {pid: self._parents[pid] if pid in self._parents else parent_of(pid) for pid in now}
+        children: dict[int, list[int]] = {}
+        for pid, parent in self._parents.items():
+            if pid not in ranks:
+                children.setdefault(parent, []).append(pid)
+        return children
+
+    def _sample_rank(self, rank: int, pid: int, children: Mapping[int, list[int]]) -> dict[str, object]:
+        values: dict[str, object] = dict.fromkeys(RANK_FIELDS)
+        values["pid"] = pid
+        own, known = _counters(pid), self._ranks.get(rank)
+        if own is not None and (known is None or known.pid != pid):
+            known = self._ranks[rank] = _Rank(pid, own.began)
+        if (
+            own is None or known is None or known.began != own.began
+        ):  # it is gone, or its id is another process's by now
+            return values
+        return values | _measure(known, own, _descendants(pid, children), self._started_since)
+
+
+def _measure(rank: _Rank, own: _Counters, descendants: list[int], started: Set[int]) -> dict[str, object]:
+    now_s, before = time.monotonic(), rank.tree
+    elapsed_s = 0.0 if rank.seen_s is None else now_s - rank.seen_s
+    children = {pid: counters for pid in descendants if (counters := _counters(pid)) is not None}
+    tree = {rank.pid: own, **children}
+    known = [each.memory_bytes for each in children.values() if each.memory_bytes is not None]
+    rank.seen_s, rank.tree = now_s, tree
+    return {
+        "cpu_percent": _cpu_percent(before, tree, started, elapsed_s),
+        # Pages that forked workers share with the rank are counted for each of them.
+        "rss_bytes": sum(counters.rss_bytes for counters in tree.values()),
+        "num_children": len(children),
+        "process_rss_bytes": own.rss_bytes,
+        "process_memory_bytes": own.memory_bytes,
+        # None if one of them cannot be read.
+        "children_memory_bytes": sum(known) if len(known) == len(children) else None,
+    }
+
+
+def _cpu_percent(
+    before: Mapping[int, _Counters], now: Mapping[int, _Counters], started: Set[int], elapsed_s: float
+) -> float | None:
+    """CPU use of the tree in percent (100: one core), of processes in both samples and of those started between."""
+    if elapsed_s <= 0:
+        return None
+    grown_s = 0.0
+    for pid, counters in now.items():
+        if pid in before:
+            grown_s += max(0.0, counters.cpu_s - before[pid].cpu_s)
+        elif pid in started:
+            grown_s += counters.cpu_s
+    return round(100.0 * grown_s / elapsed_s, 2)
+
+
+def _counters(pid: int) -> _Counters | None:
+    """None if the process is gone."""
+    fields = stat_fields(pid)
+    if not fields:
+        return None
+    cpu_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+    return _Counters(int(fields[19]), cpu_s, int(fields[21]) * _PAGE_BYTES, _memory_bytes(pid))
+
+
+def _memory_bytes(pid: int) -> int | None:
+    """Resident memory without pages of files, in bytes; None if unknown (Linux before 4.5)."""
+    try:
+        with Path(f"/proc/{pid}/status").open("rb") as status:
+            own = [line.split() for line in status if line.startswith(_OWN_PAGES)]
+        return sum(int(count) for _, count, _ in own) * 1024 if len(own) == len(_OWN_PAGES) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _descendants(pid: int, children: Mapping[int, list[int]]) -> list[int]:
+    found, waiting = [], list(children.get(pid, ()))
+    while waiting:
+        child = waiting.pop()
+        found.append(child)
+        waiting.extend(children.get(child, ()))
+    return found
 
 
 class TelemetrySampler:
@@ -114,12 +256,7 @@ class TelemetrySampler:
 
     def _take(self, gpus: NvmlSampler, host: HostSampler, ranks: ProcessTreeSampler, *, final: bool) -> None:
         began_ns, t_ns = time.thread_time_ns(), time.time_ns()
-        sample = {
-            "t_ns": t_ns,
-            "host": host.sample(),
-            "ranks": ranks.sample(),
-            "gpus": gpus.sample(),
-        }
+        sample = {"t_ns": t_ns, "host": host.sample(), "ranks": ranks.sample(), "gpus": gpus.sample()}
         if final:
             sample["final"] = True
         written = self._write(sample)

@@ -11,6 +11,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -158,11 +159,9 @@ class Scrapes:
             name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
         except ValueError:
             return False
-        try:
+        with suppress(ValueError):
             ip_address(name)
             return True
-        except ValueError:
-            pass
         if name not in self._names and not self._has_full_name:
             # Looked up once: it takes many seconds if DNS does not answer.
             self._has_full_name = True

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddpdoctor.bundle import build, write_bundle
-from ddpdoctor.bundle.commandline import parsed
+from ddpdoctor.bundle.recording import parsed
 from ddpdoctor.cli.bundle import command
 from ddpdoctor.cli.run import command as run_command
 from ddpdoctor.errors import DdpDoctorError

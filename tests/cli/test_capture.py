@@ -16,15 +16,8 @@ import pytest
 from ddpdoctor.cli.rank_requests import _number, _order_all, is_stopped, why_no_window
 from ddpdoctor.cli.stacks import command as stacks
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.rundir import (
-    CAPTURE_ANSWER,
-    STALL_FILE,
-    CaptureRequest,
-    Present,
-    boot_id,
-    keep_host_document,
-    pid_namespace,
-)
+from ddpdoctor.rundir import CAPTURE_ANSWER, STALL_FILE, CaptureRequest, Present, boot_id, pid_namespace
+from ddpdoctor.rundir.host_files import keep_host_document
 from ddpdoctor.rundir.liveness import started
 from ddpdoctor.rundir.owned import make_private_folder
 from ddpdoctor.rundir.requests import CAPTURE_SCHEMA

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddpdoctor.launch.jobpython import Interpreter, interpreter_of
+from ddpdoctor.launch.checkup import Interpreter, interpreter_of
 from tests.commands import command
 
 CHECKS = (

@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.cli.capture import MOST_STEPS
 from ddpdoctor.cli.main import VERBS
-from ddpdoctor.rundir import MOST_CAPTURE_STEPS
+from ddpdoctor.rundir.requests import MOST_CAPTURE_STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS_ALONE = {"click"}

@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddpdoctor.experiment import processes
-from ddpdoctor.experiment.processes import Watch, run_to_end
+from ddpdoctor.experiment import running
+from ddpdoctor.experiment.running import Watch, run_to_end
 from ddpdoctor.hook.environment import RUN
 from ddpdoctor.rundir import make_spool_root
-from ddpdoctor.telemetry.cgroup import Cgroup
+from ddpdoctor.telemetry.host import Cgroup
 from tests.waiting import until
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -31,7 +31,7 @@ def ended(tmp_path: Path, command: list[str], limit_s: float = 60.0) -> tuple[in
 
 def left(tmp_path: Path) -> list[int]:
     """Processes that carry the name of the run."""
-    return [process.pid for process in processes._recorded_into(tmp_path / "run")]
+    return [process.pid for process in running._recorded_into(tmp_path / "run")]
 
 
 def test_a_rank_in_a_session_of_its_own_is_ended_with_its_launcher(tmp_path):
@@ -51,8 +51,8 @@ def test_what_takes_too_long_is_ended_and_what_it_printed_is_there(tmp_path):
 
 @pytest.mark.parametrize("name", ["memory", "/dev/shm"])
 def test_a_trial_that_leaves_no_memory_is_ended_and_says_so(tmp_path, monkeypatch, name):
-    rooms = iter([[(name, processes._Room(900, 1000))]])
-    monkeypatch.setattr(processes, "_rooms", lambda: next(rooms, [(name, processes._Room(10, 1000))]))
+    rooms = iter([[(name, running._Room(900, 1000))]])
+    monkeypatch.setattr(running, "_rooms", lambda: next(rooms, [(name, running._Room(10, 1000))]))
     code, why = ended(tmp_path, SLEEPER)
     assert code is None
     assert why == f"it left only 0 MB of {name}, and was ended"
@@ -60,12 +60,12 @@ def test_a_trial_that_leaves_no_memory_is_ended_and_says_so(tmp_path, monkeypatc
 
 
 def test_a_machine_that_had_little_left_before_is_no_trial_s_fault(monkeypatch):
-    monkeypatch.setattr(processes, "_rooms", lambda: [("memory", processes._Room(20, 1000))])
+    monkeypatch.setattr(running, "_rooms", lambda: [("memory", running._Room(20, 1000))])
     assert Watch().says() == ""
 
 
 def test_this_machine_s_memory_is_known():
-    rooms = dict(processes._rooms())
+    rooms = dict(running._rooms())
     assert 0 < rooms["memory"].left <= rooms["memory"].whole <= psutil.virtual_memory().total
 
 
@@ -83,8 +83,8 @@ def test_a_limit_of_memory_counts_at_whatever_level_it_stands(tmp_path, monkeypa
     group, kind, options = {2: ("0::", "cgroup2", "rw"), 1: ("3:memory:", "cgroup", "rw,memory")}[version]
     (tmp_path / "cgroup").write_text(f"{group}/job/step\n")
     (tmp_path / "mountinfo").write_text(f"30 20 0:26 / {tmp_path} rw - {kind} {kind} {options}\n")
-    monkeypatch.setattr(processes, "_cgroup", lambda: Cgroup(tmp_path))
-    assert dict(processes._rooms())["memory"] == (1 << 20, 8 << 20)
+    monkeypatch.setattr(running, "_cgroup", lambda: Cgroup(tmp_path))
+    assert dict(running._rooms())["memory"] == (1 << 20, 8 << 20)
 
 
 def test_where_we_are_killed_the_trial_ends_as_well(tmp_path):

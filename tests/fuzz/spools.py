@@ -17,8 +17,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from ddpdoctor.rundir import RUN_SCHEMA, HostLock, Spool, drain, is_over, make_spool_root, new_run_id
+from ddpdoctor.rundir import RUN_SCHEMA, HostLock, Spool, drain, make_spool_root, new_run_id
 from ddpdoctor.rundir import spool as spool_module
+from ddpdoctor.rundir.liveness import is_over
 
 STEPS = "steps.jsonl"
 ROUNDS = 60

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch import procfs
 from ddpdoctor.launch.rankwatch import WatchedRank
-from ddpdoctor.rundir import Beat
+from ddpdoctor.rundir.heartbeat import Beat
+from ddpdoctor.telemetry import procfs
 from tests.waiting import until
 
 NUMBER = signal.SIGRTMAX - 9
@@ -38,7 +38,7 @@ def started(tmp_path) -> Iterator[object]:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         rank = WatchedRank(str(tmp_path), 0, process.pid, here_pid=process.pid)
         rank.beat = Beat(1, 1, 5, 1, 0, 0, 0, 0, int(NUMBER))
-        rank.state, rank._handle = procfs.state_of(process.pid), os.pidfd_open(process.pid)
+        rank.state, rank.handle = procfs.state_of(process.pid), os.pidfd_open(process.pid)
         rank._looked_s = 100.0
         return rank
 

@@ -19,8 +19,9 @@ import pytest
 
 from ddpdoctor.launch.helper import StorageTimeoutError, run_with_timeout
 from ddpdoctor.launch.leftovers import drain_spools
-from ddpdoctor.rundir import BusyError, drain, recover, spool_root
+from ddpdoctor.rundir import BusyError, drain, recover
 from ddpdoctor.rundir.liveness import LOCK_FILE
+from ddpdoctor.rundir.spool import spool_root
 from tests.hook.recording import JOBS, forked
 from tests.waiting import until
 

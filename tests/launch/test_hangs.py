@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ddpdoctor import analyze
-from ddpdoctor.rundir import Stops, read_stops
-from ddpdoctor.rundir.stops import RankStop
+from ddpdoctor.rundir import read_stops
+from ddpdoctor.rundir.stops import RankStop, Stops
 from tests.hook.recording import JOBS, Recorded, forked
 from tests.python import NEEDS_STACKS
 from tests.waiting import until
@@ -155,7 +155,7 @@ def test_a_rank_that_raises(tmp_path, how: str) -> None:
 
 
 def hang_monitor_of(launcher: int) -> int:
-    """The child of a launcher that holds the office of watching."""
+    """The child of the launcher whose hang monitor holds the lock."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     for child in children:
         try:

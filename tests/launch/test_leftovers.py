@@ -14,8 +14,9 @@ from ddpdoctor.launch.leftovers import (
     drain_spools,
     drain_stale_spools,
 )
-from ddpdoctor.rundir import boot_id, is_over, read_json, run_id
-from ddpdoctor.rundir.liveness import pid_namespace
+from ddpdoctor.rundir import boot_id, read_json
+from ddpdoctor.rundir.layout import run_id
+from ddpdoctor.rundir.liveness import is_over, pid_namespace
 from tests.hook.recording import REPOSITORY
 
 from .launched import age, clean_environment, left_behind, make_run, run_under, written_by
@@ -137,7 +138,7 @@ SAVES_A_TRACE = f"""
 import os, sys
 sys.path.insert(0, {str(REPOSITORY)!r})
 from ddpdoctor.rundir import id_of_root
-from ddpdoctor.rundir.raw_traces import raw_folder
+from ddpdoctor.rundir.handover import raw_folder
 with raw_folder(os.environ["TMPDIR"], id_of_root(os.environ["DDPDOCTOR_SPOOL"])) as folder:
     print(os.listdir(os.environ["TMPDIR"]), flush=True)
     os.kill(os.getpid(), 9)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch import orphans as orphans_module
-from ddpdoctor.launch import procfs
-from ddpdoctor.launch.orphans import Orphans
+from ddpdoctor.launch import leftovers
+from ddpdoctor.launch.leftovers import Orphans
 from ddpdoctor.rundir.liveness import started as is_alive
+from ddpdoctor.telemetry import procfs
 from tests.hook.recording import JOBS, TORCHRUN
 from tests.waiting import until
 
@@ -181,10 +181,10 @@ def test_a_process_that_takes_no_signal_keeps_nobody_from_being_ended(job: Job, 
     def refuse(pid: int, number: int) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("ddpdoctor.launch.orphans.os.pidfd_open", opened)
-    monkeypatch.setattr(orphans_module, "_KILLING_S", 0.5)
+    monkeypatch.setattr("ddpdoctor.launch.leftovers.os.pidfd_open", opened)
+    monkeypatch.setattr(leftovers, "_KILLING_S", 0.5)
     with monkeypatch.context() as patched:
-        patched.setattr("ddpdoctor.launch.orphans.os.kill", refuse)
+        patched.setattr("ddpdoctor.launch.leftovers.os.kill", refuse)
         rest = of_job(job.tmp, grace_s=0.5).end()
     assert rest.living == [refused] and not is_alive(job.ranks()[1])
     assert str(refused) in rest.sentences()[-1] and "could not be ended" in rest.sentences()[-1]
@@ -207,7 +207,7 @@ def test_a_number_that_another_process_has_by_now(job: Job, monkeypatch) -> None
 
 def test_another_users_process_is_left_alone(job: Job, monkeypatch) -> None:
     job.start("0", **OF_RANK)
-    monkeypatch.setattr("ddpdoctor.launch.orphans.os.getuid", lambda: 54321)
+    monkeypatch.setattr("ddpdoctor.launch.leftovers.os.getuid", lambda: 54321)
     assert of_job(job.tmp).end().ranks == [] and job.signalled() == []
 
 

@@ -11,22 +11,24 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.launch import hang_monitor, proof
+from ddpdoctor.launch import hang_detection, hang_monitor
 from ddpdoctor.launch.hang_detection import ProgressTracker, Tuning
 from ddpdoctor.launch.hang_monitor import HangMonitor
 from ddpdoctor.launch.helper import AnalysisProcess
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.rankwatch import HostWatchedRanks, WatchedRank
-from ddpdoctor.rundir import STALL_FILE, STALL_SCHEMA, host_document, keep_host_document
+from ddpdoctor.rundir import STALL_FILE, host_document
+from ddpdoctor.rundir.host_files import keep_host_document
 from ddpdoctor.rundir.liveness import started
-from ddpdoctor.telemetry.cgroup import Cgroup
+from ddpdoctor.rundir.stops import STALL_SCHEMA
+from ddpdoctor.telemetry.host import Cgroup
 from tests.waiting import until
 
 from .test_standstill import a_rank, silent, waiting
 
 
 def doubts(*ranks: WatchedRank, answered: bool = True) -> list[str]:
-    return proof.doubts(ranks, lambda rank: answered)
+    return hang_detection.doubts_of(ranks, lambda rank: answered)
 
 
 def busy() -> WatchedRank:
@@ -105,25 +107,25 @@ def test_python_whose_lock_is_kept_speaks_through_faulthandler() -> None:
 
 def test_two_looks_a_while_apart_at_the_same_lines() -> None:
     ranks = [waiting(0), a_rank(1)]
-    kill = proof.Kill(0.0)
+    kill = hang_detection.Kill(0.0)
     assert not kill.look([], ranks) and kill.look([], ranks)
-    kill = proof.Kill(0.0)
+    kill = hang_detection.Kill(0.0)
     assert [kill.look(found, ranks) for found in ([], ["rank 1 works"], [], [])] == [
         False,
         False,
         False,
         True,
     ]
-    kill = proof.Kill(0.0)
+    kill = hang_detection.Kill(0.0)
     kill.look([], ranks)
     ranks[1].progress["user"] = [["train.py", 7, "main"]]
     assert not kill.look([], ranks) and kill.look([], ranks)
 
 
 def test_no_look_before_its_time_or_while_the_report_is_written() -> None:
-    kill = proof.Kill(30.0)
+    kill = hang_detection.Kill(30.0)
     assert not kill.is_due(being_diagnosed=False)
-    soon = proof.Kill(0.0)
+    soon = hang_detection.Kill(0.0)
     assert soon.is_due(being_diagnosed=False) and not soon.is_due(being_diagnosed=True)
 
 
@@ -226,7 +228,7 @@ def test_nobody_ends_a_job_whose_launcher_was_killed_and_none_says_so(tmp_path, 
     monkeypatch.setattr(hang_monitor, "_AFTER_LAUNCHER_S", 0.1)
     watch = Watching(tmp_path, []).watch
     watch._orders, launcher = os.pipe()
-    watch._kill, watch._ranks.known = proof.Kill(0.0), {"spool": a_rank(1)}
+    watch._kill, watch._ranks.known = hang_detection.Kill(0.0), {"spool": a_rank(1)}
     seen = []
     monkeypatch.setattr(watch, "_poll", lambda: seen.append((watch._options.on_hang, watch._kill)))
     monkeypatch.setattr(watch._ranks, "wait", lambda *_: time.sleep(0.02))

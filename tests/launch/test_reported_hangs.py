@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.launch import hang_monitor, proof
-from ddpdoctor.rundir import ASKED_FILE, STALL_FILE, host_document, keep_host_document
+from ddpdoctor.launch import hang_detection, hang_monitor
+from ddpdoctor.rundir import STALL_FILE, host_document
+from ddpdoctor.rundir.host_files import keep_host_document
+from ddpdoctor.rundir.layout import ASKED_FILE
 
 from .test_proof import Watching, moving
 from .test_standstill import a_rank, waiting
@@ -27,7 +29,7 @@ class Hanging(Watching):
         self.now_s = 1000.0
         clock = SimpleNamespace(monotonic=lambda: self.now_s, time_ns=time.time_ns)
         monkeypatch.setattr(hang_monitor, "time", clock)
-        monkeypatch.setattr(proof, "time", clock)
+        monkeypatch.setattr(hang_detection, "time", clock)
         self.hangs()
         self.polls(3)
         assert self.state() == "lasts" and self.watch._kill is not None
@@ -153,7 +155,7 @@ def test_ranks_of_two_containers_may_have_one_process_id(tmp_path, monkeypatch) 
     job.ranks[0].meter.works = True
     job.polls(1)
     assert progress.paused_in == "other"
-    assert len(proof.lines([a_rank(0), job.ranks[0], moving()])) == 3
+    assert len(hang_detection.lines_of([a_rank(0), job.ranks[0], moving()])) == 3
 
 
 def test_what_ranks_of_one_process_id_did_before_they_ended_is_kept(tmp_path, monkeypatch) -> None:

@@ -16,15 +16,10 @@ import pytest
 
 from ddpdoctor.launch.directory import JobIdentity, open_run
 from ddpdoctor.launch.leftovers import clear_spools_of_earlier_runs, drain_spools
-from ddpdoctor.rundir import (
-    OtherRunError,
-    drain,
-    new_run_id,
-    recover,
-    run_id,
-    spool_root,
-)
+from ddpdoctor.rundir import drain, new_run_id, recover
+from ddpdoctor.rundir.layout import OtherRunError, run_id
 from ddpdoctor.rundir.liveness import started as is_alive
+from ddpdoctor.rundir.spool import spool_root
 from tests.hook.recording import forked
 from tests.waiting import until
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.launch.rankwatch import HostWatchedRanks
-from ddpdoctor.launch.unjoined import Door
+from ddpdoctor.launch.unjoined import UnjoinedRanks
 from ddpdoctor.rundir import make_spool_root
 from tests.hook.recording import REPOSITORY
 
@@ -87,7 +87,7 @@ def has_exit_codes() -> bool:
 def test_one_that_was_seen_before_it_joined(start, how: str) -> None:
     """Whether or not what it recorded is still there at the next look; its launcher has waited for it."""
     root, process = start(how)
-    ranks, door = HostWatchedRanks(root), Door(root)
+    ranks, door = HostWatchedRanks(root), UnjoinedRanks(root)
     ranks.look(door.seen)
     door.look([])
     go_on(process)
@@ -106,7 +106,7 @@ def test_one_that_was_seen_before_it_joined(start, how: str) -> None:
 def test_one_that_has_joined_is_not_at_the_door(start) -> None:
     """It is known until it records, but waits for nobody."""
     root, process = start("nowhere")
-    door = Door(root)
+    door = UnjoinedRanks(root)
     door.look([])
     assert [rank.pid for rank in door.current([])] == [process.pid]
     go_on(process)

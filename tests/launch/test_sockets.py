@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpdoctor.launch import usage
-from ddpdoctor.launch.usage import Sockets
+from ddpdoctor.telemetry import procfs
+from ddpdoctor.telemetry.procfs import Sockets
 
 MANY = 200_000
 
@@ -49,10 +49,10 @@ def test_each_socket_is_counted(pair) -> None:
 
 def test_an_upload_from_memory_is_work(pair, monkeypatch) -> None:
     """Neither the first thread's wakes nor the bytes of its files tell: no other source may."""
-    monkeypatch.setattr(usage, "MOVED_BYTES", 1 << 40)
-    monkeypatch.setattr(usage, "_sockets", Sockets())
-    monkeypatch.setattr("ddpdoctor.launch.usage._FRESH_S", 0.0)
-    meter = usage.Meter(os.getpid())
+    monkeypatch.setattr(procfs, "MOVED_BYTES", 1 << 40)
+    monkeypatch.setattr(procfs, "_sockets", Sockets())
+    monkeypatch.setattr("ddpdoctor.telemetry.procfs._SHARED_S", 0.0)
+    meter = procfs.Meter(os.getpid())
     monkeypatch.setattr(meter, "_works", lambda *_: False)
     meter.look(None)
     meter.look(None)

@@ -10,8 +10,8 @@ import pytest
 from ddpdoctor.launch.hang_detection import HangCandidate, ProgressTracker, Tuning
 from ddpdoctor.launch.rankwatch import Activity, WatchedRank
 from ddpdoctor.launch.unjoined import UnjoinedRank
-from ddpdoctor.rundir import Beat
-from ddpdoctor.rundir.unjoined import UnjoinedStatus
+from ddpdoctor.rundir.heartbeat import Beat
+from ddpdoctor.rundir.host_files import UnjoinedStatus
 
 WAITS = {"0": [36, -1, 35]}
 DONE = {"0": [35, -1, 35]}

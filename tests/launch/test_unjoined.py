@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.unjoined import Door, UnjoinedRank
+from ddpdoctor.launch.unjoined import UnjoinedRank, UnjoinedRanks
 from ddpdoctor.rundir import make_spool_root
+from ddpdoctor.rundir.host_files import unjoined_files
 from ddpdoctor.rundir.liveness import started as is_alive
-from ddpdoctor.rundir.unjoined import unjoined_files
 from tests.hook.recording import REPOSITORY, forked
 from tests.python import NEEDS_STACKS
 from tests.waiting import until
@@ -85,7 +85,7 @@ def host(tmp_path):
 
 
 def looked(root: str) -> dict[int, UnjoinedRank]:
-    door = Door(root)
+    door = UnjoinedRanks(root)
     door.look([])
     return {rank.rank: rank for rank in door.known.values()}
 
@@ -132,7 +132,7 @@ def test_nobody_is_sent_a_signal_that_it_does_not_wait_for(host) -> None:
 def test_how_one_ended_is_known(host, tmp_path) -> None:
     root, start = host
     pid = start(1, "raising")
-    door = Door(root)
+    door = UnjoinedRanks(root)
     door.look([])
     (tmp_path / "train.py.go").touch()
     until(lambda: not is_alive(pid))

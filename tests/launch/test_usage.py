@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpdoctor.launch.usage import Meter
+from ddpdoctor.telemetry.procfs import Meter
 
 READY = "print('ready', flush=True); "
 WAYS = {

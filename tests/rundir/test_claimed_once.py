@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from ddpdoctor.rundir import STEPS_FILE, Spool, drain, draining, make_spool_root
+from ddpdoctor.rundir import STEPS_FILE, Spool, drain, make_spool_root, owned
 from tests.launch.launched import make_run
 
 
@@ -24,7 +24,7 @@ def test_a_copy_that_fails_again_and_again_leaves_no_folders(tmp_path, monkeypat
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         with monkeypatch.context() as memory:
-            memory.setattr(draining, "replace_file", full)
+            memory.setattr(owned, "replace_file", full)
             for _ in range(3):
                 with pytest.raises(OSError, match="No space left"):
                     drain(spool.directory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.rundir.fault_text import fatal_signal, faulting_thread, first_thread, innermost_line
+from ddpdoctor.rundir.packages import fatal_signal, faulting_thread, first_thread, innermost_line
 
 CRASH = """Fatal Python error: Segmentation fault
 

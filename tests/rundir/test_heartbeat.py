@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 
-from ddpdoctor.rundir import HEARTBEAT_FILE, Heartbeat, HeartbeatReader, Spool, make_spool_root
+from ddpdoctor.rundir import Heartbeat, Spool, make_spool_root
+from ddpdoctor.rundir.heartbeat import HEARTBEAT_FILE, HeartbeatReader
 from tests.launch.launched import make_run
 
 
@@ -21,11 +22,11 @@ def test_steps_are_read_also_when_the_spool_is_gone_and_after_the_end(tmp_path) 
     heart.step(1, 1_000)
     shutil.rmtree(root)
     heart.step(2, 2_000)
-    heart.answered(100, 7)
-    heart.answered(50, 9)
+    heart.report_written(100, 7)
+    heart.report_written(50, 9)
     seen = reader.read()
     assert seen is not None and (seen.steps, seen.step_end_ns) == (2, 2_000)
-    assert (seen.answers, seen.own_bytes, seen.own_faults) == (2, 150, 9)
+    assert (seen.reports, seen.own_bytes, seen.own_faults) == (2, 150, 9)
     heart.end(2)
     ended = reader.read()
     assert ended is not None and ended.in_order
@@ -34,7 +35,7 @@ def test_steps_are_read_also_when_the_spool_is_gone_and_after_the_end(tmp_path) 
     assert after is not None and not after.in_order
     spool.close()
     heart.step(4, 4_000)
-    heart.answered(1, 1)
+    heart.report_written(1, 1)
     assert HeartbeatReader(spool.directory).read() is None
 
 

@@ -14,18 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.rundir import (
-    HostLock,
-    Spool,
-    State,
-    copier_lock_is_held,
-    discard,
-    drain,
-    is_over,
-    make_spool_root,
-    writer_of,
-)
-from ddpdoctor.rundir.liveness import CLOSED_S, LOCK_FILE, WRITER_FILE
+from ddpdoctor.rundir import HostLock, Spool, copier_lock_is_held, discard, drain, make_spool_root, writer_of
+from ddpdoctor.rundir.liveness import CLOSED_S, LOCK_FILE, WRITER_FILE, State, is_over
 from tests.hook.recording import REPOSITORY
 from tests.launch.launched import DEAD, left_behind, make_run, written_by
 
@@ -226,7 +216,7 @@ def test_who_asks_for_the_carrier_is_not_taken_for_it(tmp_path: Path) -> None:
             assert not copier_lock_is_held(root)
 
 
-def test_an_office_whose_file_was_removed_is_taken_again(tmp_path: Path) -> None:
+def test_a_lock_whose_file_was_removed_is_taken_again(tmp_path: Path) -> None:
     root = Path(make_spool_root(str(make_run(tmp_path / "run"))))
     carrier = HostLock(str(root))
     assert carrier.take()

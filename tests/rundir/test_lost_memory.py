@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.rundir import Spool, drain, is_over, make_spool_root
+from ddpdoctor.rundir import Spool, drain, make_spool_root
 from ddpdoctor.rundir import spool as spool_module
+from ddpdoctor.rundir.liveness import is_over
 from ddpdoctor.rundir.segments import SHORT_LIMIT_BYTES, SHORT_SEGMENT_BYTES
 from tests.fuzz.spools import failures
 from tests.launch.launched import make_run

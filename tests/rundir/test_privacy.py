@@ -8,7 +8,8 @@ import time
 import pytest
 import token_forms
 
-from ddpdoctor.rundir.privacy import LONGEST_TEXT, MASK, mask_text, names_secret
+from ddpdoctor.rundir.privacy import LONGEST_TEXT, MASK, mask_text
+from ddpdoctor.rundir.secretnames import names_secret
 
 TEXTS = (
     "{}",

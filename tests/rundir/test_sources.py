@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from ddpdoctor.rundir import note_sources, read_sources, source_bytes
-from ddpdoctor.rundir.sources import MOST_SOURCE_BYTES
+from ddpdoctor.rundir import read_sources, source_bytes
+from ddpdoctor.rundir.sources import MOST_SOURCE_BYTES, note_sources
 
 TEXT = b"import torch\n"
 

@@ -20,14 +20,13 @@ from ddpdoctor.rundir import (
     Note,
     Spool,
     ask,
-    copy_host_documents,
     drain,
-    keep_host_document,
     make_spool_root,
     read_stops,
     recover,
     request_in,
 )
+from ddpdoctor.rundir.host_files import copy_host_documents, keep_host_document
 from tests.launch.launched import make_run
 
 PROGRESS = {

@@ -21,6 +21,7 @@ from ddpdoctor.rundir import (
     drain,
     draining,
     handover,
+    layout,
     make_spool_root,
     recover,
 )
@@ -127,7 +128,7 @@ def test_a_document_that_could_not_be_copied_waits(run: Path, monkeypatch) -> No
     real = handover.replace_file
 
     def full(name: str, *where: Any, **more: Any) -> None:
-        if name != handover.CARRIED_FILE:
+        if name != layout.CARRIED_FILE:
             raise OSError(28, "No space left on device")
         real(name, *where, **more)
 
@@ -147,11 +148,11 @@ def test_a_document_that_could_not_be_copied_waits(run: Path, monkeypatch) -> No
 def test_what_a_copy_that_was_killed_left_is_copied_unless_there_is_newer(run: Path, newer: bool) -> None:
     spool = opened(run)
     spool.keep_document(ENDING_FILE, {"how": "raising"})
-    os.rename(Path(spool.directory) / ENDING_FILE, Path(spool.directory) / f"{ENDING_FILE}{handover.ASIDE}")
+    os.rename(Path(spool.directory) / ENDING_FILE, Path(spool.directory) / f"{ENDING_FILE}{layout.ASIDE}")
     if newer:
         spool.keep_document(ENDING_FILE, {"how": "exception"})
     drain(spool.directory)
     found = json.loads((run / "ranks" / "00000" / ENDING_FILE).read_text())["how"]
     assert found == ("exception" if newer else "raising")
-    assert not (Path(spool.directory) / f"{ENDING_FILE}{handover.ASIDE}").exists()
+    assert not (Path(spool.directory) / f"{ENDING_FILE}{layout.ASIDE}").exists()
     spool.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.rundir import make_spool_root, remove_root, spools_in
-from ddpdoctor.rundir.unjoined import (
+from ddpdoctor.rundir.host_files import (
     append_unjoined,
     create_unjoined_file,
     read_unjoined,

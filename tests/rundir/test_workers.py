@@ -15,7 +15,9 @@ from ddpdoctor.rundir import (
     drain,
     make_spool_root,
     spool_of_process,
-    workers,
+)
+from ddpdoctor.rundir import (
+    spool as spools,
 )
 
 LINE = b'{"pid":1}' + b" " * 1000 + b"\n"
@@ -55,7 +57,7 @@ def test_its_size_has_a_limit_that_grows_with_age(spool):
     young = sum(append_lines(spool.directory, LINE) for _ in range(200))
     assert 60 < young < 70
     old = time.time() - 3600
-    os.utime(os.path.join(spool.directory, workers.WRITER_FILE), (old, old))
+    os.utime(os.path.join(spool.directory, spools.WRITER_FILE), (old, old))
     assert sum(append_lines(spool.directory, LINE) for _ in range(2000)) == pytest.approx(6.9 * 64, rel=0.1)
 
 
@@ -70,5 +72,5 @@ def test_workers_find_the_spool_of_the_process_that_started_them(spool):
 
 def test_it_leaves_storage_to_the_job(spool, monkeypatch):
     accept_workers(spool)
-    monkeypatch.setattr(workers, "LEAST_FREE_SHARE", 1.1)
+    monkeypatch.setattr(spools, "LEAST_FREE_SHARE", 1.1)
     assert not append_lines(spool.directory, LINE)

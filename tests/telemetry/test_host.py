@@ -7,14 +7,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from ddpdoctor.telemetry import HOST_FIELDS, RANK_FIELDS, HostSampler, ProcessTreeSampler
-from ddpdoctor.telemetry.cgroup import Cgroup
-from ddpdoctor.telemetry.host import numa_nodes, rate
+from ddpdoctor.telemetry.host import Cgroup, numa_nodes, rate
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -69,8 +67,8 @@ def test_numa_nodes_with_cpus_are_counted(tmp_path, text, count):
 
 
 def test_each_direction_of_swapping_is_a_rate_of_its_own(monkeypatch):
-    counts = iter([SimpleNamespace(sin=1000, sout=50_000), SimpleNamespace(sin=1000, sout=90_000)])
-    monkeypatch.setattr("psutil.swap_memory", lambda: next(counts))
+    counts = iter([(1000, 50_000), (1000, 90_000)])
+    monkeypatch.setattr("ddpdoctor.telemetry.host.swapped_bytes", lambda: next(counts))
     sampler = HostSampler()
     sampler.sample()
     second = sampler.sample()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from ...rundir import FLIGHT_FILE, RAW_FILE, TooLargeError, reason_of, spools_in
-from ...rundir.raw_traces import raw_folder
+from ...rundir.handover import raw_folder
 from ..guard import error_line, part
 from ..job import backend_of
 from ..patching import guarded

@@ -128,7 +128,7 @@ class StatusThread:
         except OSError:
             return  # its memory is full, or gone: the heartbeat then shows no answer
         faults = resource.getrusage(_THIS_THREAD).ru_minflt if _THIS_THREAD is not None else 0
-        self._session.recorder.heartbeat.answered(len(data), faults)
+        self._session.recorder.heartbeat.report_written(len(data), faults)
 
     def _withdraw(self, name: str) -> None:
         try:

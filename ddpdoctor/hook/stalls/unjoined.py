@@ -11,7 +11,7 @@ import os
 import time
 from threading import get_ident
 
-from ...rundir.unjoined import append_unjoined, create_unjoined_file, remove_unjoined_file
+from ...rundir.host_files import append_unjoined, create_unjoined_file, remove_unjoined_file
 from .. import environment
 from ..guard import part
 from ..patching import guarded
