@@ -52,7 +52,8 @@ def open_engine(spec: str, jobs: int | None = None) -> Engine:
         raise DdpDoctorError(f"{spec!r} is not an engine: expected {expected}.")
     package, connect = KINDS[kind]
     try:
-        importlib.import_module(package)
+        for name in (kind, package):
+            importlib.import_module(name)
     except ImportError as error:
         raise DdpDoctorError(
             f"The engine {kind} needs its package ({error}): pip install 'ddpdoctor[{kind}]'."
