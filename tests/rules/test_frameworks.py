@@ -24,7 +24,10 @@ PACKAGES = "/env/lib/python3.11/site-packages"
 SIGNATURES = """
 import importlib, inspect, json, pkgutil, sys
 def taken(path):
-    return list(inspect.signature(pkgutil.resolve_name(path)).parameters)
+    found = pkgutil.resolve_name(path)
+    if inspect.ismodule(found):
+        return [value for value in vars(found).values() if isinstance(value, str)]
+    return list(inspect.signature(found).parameters)
 def functions(owner):
     return [f"{name}.{inside}" for name, each in vars(owner).items() if inspect.isclass(each) for inside in vars(each)]
 asked = json.loads(sys.argv[1])
@@ -37,11 +40,13 @@ MODULES = {
         "lightning.pytorch.trainer.trainer",
         "lightning.pytorch.loops.training_epoch_loop",
         "lightning.pytorch.core.module",
+        "lightning.pytorch.loops.evaluation_loop",
+        "lightning.pytorch.callbacks.model_checkpoint",
     ],
     "accelerate": ["accelerate.accelerator"],
-    "Transformers": ["transformers.trainer"],
+    "Transformers": ["transformers.trainer", "trl.trainer.sft_trainer"],
     "Ignite": ["ignite.engine.engine"],
-    "MMEngine": ["mmengine.runner.runner"],
+    "MMEngine": ["mmengine.runner.runner", "mmengine.runner.loops", "mmengine.hooks.checkpoint_hook"],
     "DeepSpeed": ["deepspeed.runtime.engine", "deepspeed.runtime.pipe.engine"],
 }
 """Where the functions of ``loops`` and ``calls`` are."""
@@ -50,7 +55,7 @@ MODULES = {
 @pytest.mark.extended
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
 def test_each_row_is_an_argument_of_the_installed_package(framework: Framework) -> None:
-    python = python_with(framework.packages[0])
+    python = python_with(framework.packages[0], *framework.parts)
     paths = [path for each in framework.objects.values() for path in (each.path, each.passes_on) if path]
     modules = MODULES.get(framework.name, [])
     asked = json.dumps({"objects": paths, "modules": modules})

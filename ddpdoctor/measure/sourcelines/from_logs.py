@@ -126,19 +126,22 @@ class LogSourceLines(SourceLines):
         return [where.called_from(*self._usual(where.stack[0])) for where in ranked(calls)]
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
-        """Lines that call synchronisations of these kinds; a line once for each way through a framework by which it does."""
-        calls: Counter[tuple[CodeLine, Stack]] = Counter()
+        """Lines that call synchronisations of these kinds; a line once for each way through functions of a framework by which it does."""
+        calls: Counter[tuple[CodeLine, tuple[tuple[str, str], ...]]] = Counter()
+        ways: dict[tuple[tuple[str, str], ...], Stack] = {}
         for log in self.logs:
             for point in log.sync_points:
                 where = log.where.get(point.where)
                 if point.kind in kinds and where is not None:
-                    calls[where.stack[0], where.through] += 1
+                    way = tuple((frame.file, frame.function) for frame in where.through)
+                    ways.setdefault(way, where.through)
+                    calls[where.stack[0], way] += 1
         total = sum(calls.values())
         return [
-            Where(line.file, line.line, line.function, share=count / total, through=through).called_from(
+            Where(line.file, line.line, line.function, share=count / total, through=ways[way]).called_from(
                 *self._usual(line)
             )
-            for (line, through), count in calls.most_common(MOST_LINES)
+            for (line, way), count in calls.most_common(MOST_LINES)
         ]
 
     def operation(

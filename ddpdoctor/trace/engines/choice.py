@@ -49,7 +49,7 @@ def open_engine(spec: str, jobs: int | None = None) -> Engine:
         module = importlib.import_module(f"ddpdoctor.trace.engines.on_{kind}")
     except ImportError as error:
         raise DdpDoctorError(
-            f"The engine {kind} needs its package ({error}): pip install 'ddpdoctor[{kind}]'."
+            f"The engine {kind} needs its package ({error}): pip install '.[{kind}]' in a checkout of ddpdoctor."
         ) from error
     engine: Engine = module.Cluster(place, jobs).results
     return engine
