@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, Fix
-from ddpdoctor.diagnose.words import line
+from ddpdoctor.diagnose.words import file_and_line
 from ddpdoctor.measure.places import CodeLine, SourceText, Where
 from ddpdoctor.report.project import project_root
 from ddpdoctor.rundir import Note, hash_of, parsed_python, read_sources, source_bytes
@@ -137,7 +137,7 @@ def _at(fix: Fix, made: _Made) -> Fix:
     if not re.search(rf"\b{made.name}\b", code):
         written = re.compile(rf"\b{fix.changed_at[0]}\(")
         code, title = (written.sub(f"{made.name}(", text) for text in (code, title))
-    named = line(msgspec.structs.asdict(made.line))
+    named = file_and_line(msgspec.structs.asdict(made.line))
     return msgspec.structs.replace(
         fix, title=title, snippet=code if named in code or not code else f"# {named}\n{code}"
     )

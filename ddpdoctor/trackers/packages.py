@@ -7,4 +7,6 @@ from ddpdoctor.errors import DdpDoctorError
 
 def missing_package(extra: str, error: ImportError) -> DdpDoctorError:
     """The error for the option and the extra named ``extra``."""
-    return DdpDoctorError(f"--{extra} needs its package ({error}): pip install '.[{extra}]' in a checkout of ddpdoctor.")
+    return DdpDoctorError(
+        f"--{extra} needs its package ({error}): pip install '.[{extra}]' in a checkout of ddpdoctor."
+    )
