@@ -53,6 +53,13 @@ CASES = [
     # It has two workers unless it is told otherwise.
     Case("deepspeed", {"read_ms": 8}, "dataloader/starved", "deepspeed_io"),
     Case(
+        "lightning",
+        {},
+        "run/evaluation",
+        "Trainer",
+        given={"val_check_interval": 10, "check_val_every_n_epoch": None},
+    ),
+    Case(
         "transformers",
         {},
         "run/evaluation",

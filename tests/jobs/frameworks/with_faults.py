@@ -43,7 +43,8 @@ class Net(nn.Module):
     def __init__(self, mib: int = 0) -> None:
         super().__init__()
         self.layers = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(4)], nn.Linear(WIDTH, 1))
-        self.register_buffer("table", torch.zeros(max(1, mib << 18)))
+        if mib:
+            self.register_buffer("table", torch.zeros(mib << 18))
 
     def forward(self, data: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"loss": self.layers(data).square().mean()}
@@ -61,15 +62,28 @@ def lightning(model: nn.Module, dataset: Dataset, arguments: dict[str, Any]) -> 
         def training_step(self, batch, number):
             return self.model(**batch)["loss"]
 
+        def validation_step(self, batch, number):
+            self.model(**batch)
+
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
     quiet = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )
-    strategy = DDPStrategy(**arguments)
-    trainer = Trainer(strategy=strategy, accelerator="cpu", devices=2, max_epochs=1, **quiet)
-    trainer.fit(Module(), DataLoader(dataset, batch_size=BATCH))
+    evaluates = {name: value for name, value in arguments.items() if "_val" in name or "val_" in name}
+    strategy = DDPStrategy(**{name: arguments[name] for name in arguments.keys() - evaluates.keys()})
+    trainer = Trainer(
+        strategy=strategy,
+        accelerator="cpu",
+        devices=2,
+        max_epochs=1,
+        num_sanity_val_steps=0,
+        **quiet,
+        **evaluates,
+    )
+    evaluated = DataLoader(Numbers(), batch_size=BATCH) if evaluates else None
+    trainer.fit(Module(), DataLoader(dataset, batch_size=BATCH), evaluated)
 
 
 def accelerate(model: nn.Module, dataset: Dataset, arguments: dict[str, Any]) -> None:
@@ -86,12 +100,13 @@ def accelerate(model: nn.Module, dataset: Dataset, arguments: dict[str, Any]) ->
 
 
 def transformers(model: nn.Module, dataset: Dataset, arguments: dict[str, Any]) -> None:
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer as Loop
+    from transformers import TrainingArguments
 
     with tempfile.TemporaryDirectory() as folder:
         chosen = {**ON_CPUS, **QUIET, "logging_strategy": "no", **arguments}
         given = TrainingArguments(output_dir=folder, **chosen)
-        Trainer(model=model, args=given, train_dataset=dataset, eval_dataset=Numbers()).train()
+        Loop(model=model, args=given, train_dataset=dataset, eval_dataset=Numbers()).train()
 
 
 def trl(model: nn.Module, dataset: Dataset, arguments: dict[str, Any]) -> None:
@@ -110,7 +125,8 @@ def trl(model: nn.Module, dataset: Dataset, arguments: dict[str, Any]) -> None:
     )
     shape = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": len(words)}
     network = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=1, eos_token_id=1, pad_token_id=0))
-    network.register_buffer("table", model.get_buffer("table"))
+    for name, buffer in model.named_buffers():
+        network.register_buffer(name, buffer)
     texts = Table.from_dict({"text": ["a b c d e f g h"] * len(dataset)})
     with tempfile.TemporaryDirectory() as folder:
         chosen = {**ON_CPUS, **QUIET, "logging_strategy": "no", "bf16": False, "max_length": 32, **arguments}
@@ -150,7 +166,7 @@ def ignite(model: nn.Module, dataset: Dataset, arguments: dict[str, Any]) -> Non
 
     def training(rank: int) -> None:
         network = idist.auto_model(model)
-        given = {name: eval(text, {"idist": idist}) for name, text in arguments.items()}
+        given = {name: eval(str(text), {"idist": idist}) for name, text in arguments.items()}
         loader = idist.auto_dataloader(dataset, batch_size=2 * BATCH, **given)
         optimizer = idist.auto_optim(torch.optim.SGD(network.parameters(), lr=0.01))
 
