@@ -168,10 +168,11 @@ def _names_of(
 def _around(
     frameworks: Sequence[Framework], where: Mapping[str, Any], job: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """:data:`NAMES` of a line that a function of a framework's ``calls`` calls, such as its evaluation."""
+    """:data:`NAMES` of a line that a function of a framework's ``calls`` calls, such as its evaluation, or that is in it."""
     callers = where.get("callers") or ()
     loop = loop_in([each["file"] for each in callers])
-    frame = None if loop is None else callers[loop]
+    own = _framework_of(frameworks, where["file"]) is not None
+    frame = where if own else None if loop is None else callers[loop]
     found = None if frame is None else called_through(frameworks, {"through": [frame]}, job)
     if frame is None or found is None:
         return dict(NAMES)

@@ -136,8 +136,11 @@ def test_a_fault_in_a_framework_s_words(tmp_path: Path, case: Case) -> None:
     assert finding is not None and (case.rule == faulty.verdict.rule or case.given)
     # The line to change, not the one that calls the framework's loop.
     code = finding.fixes[0].snippet or ""
-    number = int(re.findall(rf"# {SCRIPT.name}:(\d+)", code)[0])
-    assert f"{case.line or case.call}(" in SCRIPT.read_text().splitlines()[number - 1]
+    named = re.findall(rf"# {SCRIPT.name}:(\d+)", code)
+    # Of an evaluation, the framework's loop may be all that was seen.
+    assert named or case.rule == "run/evaluation"
+    for number in map(int, named):
+        assert f"{case.line or case.call}(" in SCRIPT.read_text().splitlines()[number - 1]
     fixed = run("fixed", case.fault, {**case.given, **arguments_of(code, case.call)})
     if case.rule.startswith("run/"):
         assert found(fixed, case.rule) is None

@@ -264,9 +264,13 @@ def test_a_metric_is_reduced_by_the_framework_s_own_function(file: str, function
     assert written in (fix.snippet or "") and "train.py:27" in fix.title and ast.parse(fix.snippet or "")
 
 
-def test_an_evaluation_of_the_framework_s_loop_is_set_by_its_argument() -> None:
-    frame = {"file": f"{PACKAGES}/transformers/trainer.py", "line": 2863, "function": "Trainer.evaluate"}
-    where = {"file": "/home/me/model.py", "line": 27, "function": "Net.forward", "callers": [frame]}
+@pytest.mark.parametrize("own", [True, False], ids=["a line of the model's", "a line of the loop's"])
+def test_an_evaluation_of_the_framework_s_loop_is_set_by_its_argument(own: bool) -> None:
+    file = f"{PACKAGES}/transformers/trainer.py"
+    frame = {"file": file, "line": 2863, "function": "Trainer.evaluate"}
+    loop = {"file": file, "line": 1576, "function": "Trainer.train"}
+    line = {"file": "/home/me/model.py", "line": 27, "function": "Net.forward", "callers": [frame]}
+    where = line if own else {**frame, "callers": [loop]}
     evaluation = {"count": 9, "total_s": 4.0, "share": 0.12, "every": 5, "where": [where]}
     facts = {
         "job": {"world_size": 2, "frameworks": {"transformers": "5.23.0"}},
