@@ -121,6 +121,22 @@ class LogSourceLines(SourceLines):
             inside.append(msgspec.structs.replace(where, callers=where.callers[: next(loop, None)]))
         return inside
 
+    def _with_ways(self, found: list[Where], components: Sequence[Component]) -> list[Where]:
+        """Lines that save or load, with the functions of a framework through which they do."""
+        if Component.CHECKPOINT not in components:
+            return found
+        kinds = kinds_of(components)
+        events = (
+            (log, event)
+            for log in self.logs
+            for step in log.steps
+            for event in step.events
+            if event.kind in kinds
+        )
+        lines = (log.where.get(event.where) for log, event in events)
+        ways = {line.stack[0]: line.through for line in lines if line is not None}
+        return [msgspec.structs.replace(where, through=ways.get(where.stack[0], ())) for where in found]
+
     def _called(self, calls: Mapping[CodeLine, float]) -> list[Where]:
         """The heaviest lines by recorded calls, or time in them, each with its usual callers."""
         return [where.called_from(*self._usual(where.stack[0])) for where in ranked(calls)]
@@ -164,7 +180,7 @@ class LogSourceLines(SourceLines):
         sampled = self._sampled(components, positions, steps)
         if not sampled and or_else is not None:
             sampled = self._sampled(components, positions, or_else)
-        return self._in_loop(joined(sampled, self._called(calls)))
+        return self._with_ways(self._in_loop(joined(sampled, self._called(calls))), components)
 
     def longer(
         self, components: Sequence[Component], positions: Sequence[int], steps: set[int], others: set[int]
@@ -183,7 +199,7 @@ class LogSourceLines(SourceLines):
             hooks=Component.HOST in components or lies_outside(components),
         )
         calls = _calls([self.logs[place] for place in positions], components, steps)
-        return self._in_loop(joined(sampled, self._called(calls)))
+        return self._with_ways(self._in_loop(joined(sampled, self._called(calls))), components)
 
     def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
         """By the samples of each rank; None where one has too few."""
