@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, Fix
+from ddpdoctor.diagnose.words import file_and_line
 from ddpdoctor.measure.places import CodeLine, SourceText, Where
 from ddpdoctor.report.job_view import project_root
 from ddpdoctor.rundir import Note, hash_of, parsed_python, read_sources, source_bytes
+from ddpdoctor.rundir.packages import is_library
 
 AROUND = 2
 """Lines of context before and after."""
@@ -80,43 +84,87 @@ def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
         )
         return replace(where, text=text)
 
-    findings = [
-        replace(finding, where=[with_text(where) for where in _places(finding, lines_of)])
-        for finding in diagnosis.findings
-    ]
-    return replace(diagnosis, findings=findings)
+    return replace(
+        diagnosis, findings=[_located(finding, lines_of, with_text) for finding in diagnosis.findings]
+    )
 
 
-def _places(finding: Finding, lines_of: Callable[[str], list[str] | str | None]) -> list[Where]:
-    """The finding's lines. Where the first only calls a framework, first the one in its file that calls what a fix names."""
-    names = next((fix.changed_at for fix in finding.fixes if fix.changed_at), [])
-    file = finding.where[0].file if names and finding.where and finding.where[0].through else ""
-    lines = lines_of(file) if file else None
-    made = _call_of(names, "\n".join(lines)) if isinstance(lines, list) else None
-    if made is None:
-        return finding.where
-    rest = [where for where in finding.where if (where.file, where.line) != (file, made.line)]
-    return [Where(file, made.line, made.function), *rest]
+_LinesOf = Callable[[str], list[str] | str | None]
 
 
-def _call_of(names: Sequence[str], text: str) -> CodeLine | None:
-    """The line in ``text`` that calls the first of these names that is called at all; None if several lines do."""
-    tree = parsed_python(text)
-    if tree is None:
-        return None
-    for name in names:
-        calls = list(_calls_of(name, tree))
-        if calls:
-            return calls[0] if len({call.line for call in calls}) == 1 else None
+def _located(finding: Finding, lines_of: _LinesOf, with_text: Callable[[Where], Where]) -> Finding:
+    """A finding with its lines' text, and with the lines that take its fixes."""
+    made = [_made_at(fix.changed_at, finding.where, lines_of) for fix in finding.fixes]
+    # Where the first line only calls a framework, first the one that takes the fix.
+    first = next(filter(None, made), None) if finding.where and finding.where[0].through else None
+    return replace(
+        finding,
+        where=[with_text(each) for each in _places(finding.where, first)],
+        fixes=[fix if at is None else _at(fix, at) for fix, at in zip(finding.fixes, made, strict=True)],
+    )
+
+
+class _Made(NamedTuple):
+    """The line of the user's that takes a fix, and what is called there."""
+
+    line: CodeLine
+    name: str
+
+
+def _made_at(names: Sequence[str], recorded: Sequence[Where], lines_of: _LinesOf) -> _Made | None:
+    """Where one of ``names`` is called, in the file of the first of the user's lines that has such a call."""
+    ways = [[each for each in where.way if not is_library(each.file)] for where in recorded if names]
+    for file in dict.fromkeys(each.file for way in ways for each in way):
+        lines = lines_of(file)
+        inside = {each.function.rpartition(".")[2] for way in ways for each in way if each.file == file}
+        made = _call_of(names, file, "\n".join(lines), inside) if isinstance(lines, list) else None
+        if made is not None:
+            return made
     return None
 
 
-def _calls_of(name: str, tree: ast.AST) -> Iterator[CodeLine]:
+def _places(recorded: Sequence[Where], made: _Made | None) -> Sequence[Where]:
+    """The finding's lines, first the one that takes a fix."""
+    if made is None:
+        return recorded
+    at = made.line
+    rest = [where for where in recorded if (where.file, where.line) != (at.file, at.line)]
+    return [Where(at.file, at.line, at.function), *rest]
+
+
+def _at(fix: Fix, made: _Made) -> Fix:
+    """The fix with the line that takes it, and with the class that is called there in place of that which its code names, as of a
+    subclass."""
+    code, title = fix.snippet or "", fix.title
+    if not re.search(rf"\b{made.name}\b", code):
+        written = re.compile(rf"\b{fix.changed_at[0]}\(")
+        code, title = (written.sub(f"{made.name}(", text) for text in (code, title))
+    named = file_and_line(asdict(made.line))
+    return replace(fix, title=title, snippet=code if named in code or not code else f"# {named}\n{code}")
+
+
+def _call_of(names: Sequence[str], file: str, text: str, inside: Container[str]) -> _Made | None:
+    """The line in ``text`` that calls the first of these names that is called at all, if any is in one of the functions ``inside``, else
+    anywhere; None if several lines do."""
+    tree = parsed_python(text)
+    if tree is None:
+        return None
+    calls = [(name, number, function) for name in names for number, function in _calls_of(name, tree)]
+    calls = [each for each in calls if each[2] in inside] or calls
+    lines = {number: function for name, number, function in calls if name == calls[0][0]}
+    if len(lines) != 1:
+        return None
+    ((number, function),) = lines.items()
+    return _Made(CodeLine(file, number, function), calls[0][0])
+
+
+def _calls_of(name: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Lines that call ``name``, and the functions that they are in."""
     waiting: list[tuple[ast.AST, str]] = [(tree, "<module>")]
     while waiting:
         node, inside = waiting.pop()
         if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", None)) == name:
-            yield CodeLine("", node.lineno, inside)
+            yield node.lineno, inside
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             inside = node.name
         waiting += [(child, inside) for child in ast.iter_child_nodes(node)]

@@ -23,7 +23,8 @@ class FrameworkObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     passes_on: str | None = None
     """The function that gets the arguments which the object's own signature lacks."""
     calls: list[str]
-    """Names that a script calls to make it, or to make what holds it: the line to change; the first that is there."""
+    """Names that a script calls to make it, or to make what holds it: the line to change; the first that is there. Code is written with a
+    name that ``form`` lacks in place of the first one, as of a subclass."""
 
 
 class FrameworkSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,6 +69,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Names in the job's record of imported packages."""
     files: list[str]
     """Beginnings of its files' paths, from the folder of installed packages."""
+    parts: dict[str, str] = {}
+    """Names of packages among its files that are made with it, such as trl."""
     loops: list[str] = []
     """Functions that run its training loop, named with their class: a user calls them once."""
     step: str | None = None
@@ -140,17 +143,17 @@ def _names_of(
     found = called_through(frameworks, where, job)
     if found is None:
         return _around(frameworks, where, job)
-    through, framework, version = where["through"], found.framework, found.version
+    through, framework = where["through"], found.framework
+    own = [frame for frame in through if _framework_of(frameworks, frame["file"]) is framework]
     calls = ((call, frame) for frame in through if (call := _call_of(found, frame)) is not None)
-    call, frame = next(calls, (None, through[0]))
+    call, frame = next(calls, (None, own[0]))
     names = dict(NAMES) | {
-        "name": framework.name,
-        "version": version,
         "function": frame["function"],
         "line": words.file_and_line(frame),
         "by_script": all((each["file"], each["line"]) != (where["file"], where["line"]) for each in through),
         "in_loop": any(_is_named(each, loop) for each in through for loop in framework.loops),
         **({} if call is None else _row_names(found, call)),
+        **_part_of(found, frame, job),
     }
     return names | _own_call(framework, where, frame if call else through[-1]) if names["in_loop"] else names
 
@@ -158,10 +161,11 @@ def _names_of(
 def _around(
     frameworks: Sequence[Framework], where: Mapping[str, Any], job: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """:data:`NAMES` of a line that a function of a framework's ``calls`` calls, such as its evaluation."""
+    """:data:`NAMES` of a line that a function of a framework's ``calls`` calls, such as its evaluation, or that is in it."""
     callers = where.get("callers") or ()
     loop = loop_in([each["file"] for each in callers])
-    frame = None if loop is None else callers[loop]
+    own = _framework_of(frameworks, where["file"]) is not None
+    frame = where if own else None if loop is None else callers[loop]
     found = None if frame is None else called_through(frameworks, {"through": [frame]}, job)
     call = None if frame is None or found is None else _call_of(found, frame)
     return dict(NAMES) if found is None or call is None else dict(NAMES) | _row_names(found, call)
@@ -171,6 +175,17 @@ def _call_of(found: InFramework, frame: Mapping[str, Any]) -> FrameworkCall | No
     """The function in the framework's ``calls`` that a frame is in."""
     calls = (each for each in found.framework.calls if _is_named(frame, each.function))
     return next((each for each in calls if _is_in(found.version, each.since, None)), None)
+
+
+def _part_of(found: InFramework, frame: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+    """``name`` and ``version`` of a framework, or of the package among its :attr:`Framework.parts` that a frame lies in."""
+    package = _INSTALLED.sub("", frame["file"]).replace("\\", "/").partition("/")[0]
+    if package not in found.framework.parts:
+        return {"name": found.framework.name, "version": found.version}
+    return {
+        "name": found.framework.parts[package],
+        "version": (job.get("frameworks") or {}).get(package, ""),
+    }
 
 
 def _row_names(found: InFramework, call: FrameworkCall) -> dict[str, Any]:
@@ -277,9 +292,12 @@ def in_words_of(
     """A fix in the words of the framework that called the constructor which takes its ``settings``; ``title`` is the template of its title.
     None where no framework did, or the table lacks a setting for its version."""
     families = {name.partition(".")[0] for name in settings}
-    if fix.snippet is None or len(families) != 1 or not families <= {"ddp", "loader"}:
+    if len(families) != 1 or not families <= {"ddp", "loader", "engine"}:
         return None
-    found = called_through(frameworks, tree[families.pop()]["where"], tree["job"])
+    (family,) = families
+    # An engine's own line is that of the finding.
+    where = next(iter(tree["where"]), None) if family == "engine" else tree[family]["where"]
+    found = called_through(frameworks, where, tree["job"])
     known = [] if found is None else [_row(found, name) for name in settings]
     rows = [row for row in known if row is not None]
     if found is None or len(rows) < len(known) or len({row.object for row in rows}) > 1:

@@ -96,7 +96,7 @@ def _require() -> None:
             import hta.common.trace  # noqa: F401
     except ImportError as error:
         raise DdpDoctorError(
-            f"HolisticTraceAnalysis cannot be imported ({error}): install ddpdoctor[hta]."
+            f"HolisticTraceAnalysis cannot be imported ({error}): pip install '.[hta]' in a checkout of ddpdoctor."
         ) from error
 
 

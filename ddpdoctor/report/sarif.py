@@ -18,8 +18,6 @@ from ddpdoctor.rundir.packages import LIBRARY
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS = {"critical": "error", "warning": "warning", "info": "note"}
-HOME = "https://pypi.org/project/ddpdoctor/"
-"""The link from a finding to the tool."""
 ROOT = "PROJECT"
 """Name of the base URI of source lines; code hosts resolve it to the repository."""
 
@@ -38,7 +36,6 @@ def to_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
     rules = list({f.rule: f for f in diagnosis.findings}.values())
     driver: dict[str, Any] = {
         "name": "ddpdoctor",
-        "informationUri": HOME,
         "rules": [_rule(finding) for finding in rules],
     }
     if diagnosis.tool_version:
@@ -75,8 +72,9 @@ def _rule(finding: Finding) -> dict[str, Any]:
         "id": finding.rule,
         "name": "".join(word.capitalize() for word in re.split(r"[^A-Za-z0-9]+", finding.rule)),
         "shortDescription": {"text": finding.question or finding.rule},
-        "helpUri": finding.read_more or HOME,
     }
+    if finding.read_more:
+        rule["helpUri"] = finding.read_more
     help_lines = [finding.question]
     help_lines += [f"When this finding can be wrong: {finding.limits}"] if finding.limits else []
     rule["help"] = {"text": "\n\n".join(filter(None, help_lines)) or finding.rule}

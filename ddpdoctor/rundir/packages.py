@@ -24,12 +24,13 @@ WELL_KNOWN = frozenset((
 TRAINING_LOOPS = {
     "composer": frozenset(("fit", "eval")),
     "ignite": frozenset(("run",)),
-    "lightning": frozenset(("fit", "validate", "test", "predict")),
+    "lightning": frozenset(("fit", "validate", "test", "predict", "_evaluation_step")),
     "mmengine": frozenset(("train", "val", "test")),
-    "pytorch_lightning": frozenset(("fit", "validate", "test", "predict")),
+    "pytorch_lightning": frozenset(("fit", "validate", "test", "predict", "_evaluation_step")),
     "transformers": frozenset(("train", "evaluate", "predict")),
 }
-"""Functions of these packages, without their class, that run a whole loop and call the user's hooks and callbacks from it."""
+"""Functions of these packages, without their class, that run a whole loop and call the user's hooks and callbacks from it, or that tell
+an evaluation's hooks from those of the training."""
 
 _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]([^/\\.]+)", re.DOTALL)
 

@@ -56,7 +56,7 @@ def open_engine(spec: str, jobs: int | None = None) -> Engine:
             importlib.import_module(name)
     except ImportError as error:
         raise DdpDoctorError(
-            f"The engine {kind} needs its package ({error}): pip install 'ddpdoctor[{kind}]'."
+            f"The engine {kind} needs its package ({error}): pip install '.[{kind}]' in a checkout of ddpdoctor."
         ) from error
     return partial(_results, partial(connect, place, jobs))
 

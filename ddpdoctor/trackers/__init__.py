@@ -31,4 +31,6 @@ __getattr__ = deferred(
 
 def missing_package(extra: str, error: ImportError) -> DdpDoctorError:
     """The error for the option and the extra named ``extra``."""
-    return DdpDoctorError(f"--{extra} needs its package ({error}): pip install 'ddpdoctor[{extra}]'.")
+    return DdpDoctorError(
+        f"--{extra} needs its package ({error}): pip install '.[{extra}]' in a checkout of ddpdoctor."
+    )

@@ -25,6 +25,15 @@ def script(tmp_path):
     return path
 
 
+def recorded(tmp_path, script, text):
+    """The script with this text, as a run had it."""
+    script.write_text(text)
+    folder = tmp_path / "run" / "hosts" / "node1"
+    folder.mkdir(parents=True)
+    files = {str(script): hash_of(text.encode())}
+    (folder / "sources.json").write_text(json.dumps({"schema": "ddpdoctor.sources/1", "files": files}))
+
+
 def told(tmp_path, script, line=5, hashed=None):
     """The first line of a diagnosis, with its text."""
     folder = tmp_path / "run" / "hosts" / "node1"
@@ -66,11 +75,7 @@ def test_at_the_ends_of_a_file_there_are_fewer_lines(tmp_path, script, line, fir
 @pytest.mark.filterwarnings("error")
 def test_the_line_that_a_fix_changes_comes_first(tmp_path, script, more, line):
     """Where a framework calls the constructor, it is none of those that were recorded. Two of them are no answer."""
-    script.write_text(TEXT + more)
-    folder = tmp_path / "run" / "hosts" / "node1"
-    folder.mkdir(parents=True)
-    files = {str(script): hash_of((TEXT + more).encode())}
-    (folder / "sources.json").write_text(json.dumps({"schema": "ddpdoctor.sources/1", "files": files}))
+    recorded(tmp_path, script, TEXT + more)
     unhealthy = samples.unhealthy()
     fix = Fix(title="Set it", why="", changed_at=["strategy", "prepare"])
 
@@ -83,6 +88,31 @@ def test_the_line_that_a_fix_changes_comes_first(tmp_path, script, more, line):
     found = shown((CodeLine("/env/framework.py", 3, "fit"),))
     assert found[0].line == line and found[-1].line == 5 and found[0].function == "main"
     assert [where.line for where in shown(())] == [5], "a line that does the work itself stays the first"
+
+
+@pytest.mark.parametrize(
+    ("call", "written"),
+    [
+        ("Arguments(lr=1)", "# train.py:10\narguments = Arguments(workers=4)"),
+        ("OwnArguments(lr=1)", "# train.py:10\narguments = OwnArguments(workers=4)"),
+        ("Loop(lr=1)", "# train.py:10\narguments = Arguments(workers=4)      # for Loop"),
+    ],
+)
+def test_a_fix_names_the_line_that_takes_it_and_the_class_that_is_called_there(
+    tmp_path, script, call, written
+):
+    """Also where the finding's line is the user's own. Of two such lines, that in a function of the finding's counts."""
+    text = f"{TEXT}\n\ndef work():\n    arguments = {call}\n\n\ndef other():\n    Arguments()\n    read()\n"
+    text = text if call.startswith("Arguments") else text.replace("    Arguments()\n", "    print()\n")
+    recorded(tmp_path, script, text)
+    snippet = "arguments = Arguments(workers=4)" + ("      # for Loop" if "Loop" in call else "")
+    fix = Fix(title="Set it", why="", snippet=snippet, changed_at=["Arguments", "OwnArguments", "Loop"])
+    where = [Where(str(script), 15, "other.<locals>.work")]
+    unhealthy = samples.unhealthy()
+    finding = msgspec.structs.replace(unhealthy.findings[0], where=where, fixes=[fix])
+    diagnosis = msgspec.structs.replace(unhealthy, findings=[finding])
+    (found,) = with_source_text(diagnosis, [str(tmp_path / "run")]).findings
+    assert found.fixes[0].snippet == written and found.where[0].line == 15
 
 
 def test_a_file_that_has_changed_is_not_shown(tmp_path, script):

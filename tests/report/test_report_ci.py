@@ -72,10 +72,9 @@ def test_sarif_follows_the_schema_of_code_hosts(name):
     log = msgspec.json.decode(msgspec.json.encode(to_sarif(samples.ALL[name]())))
     (run,) = log["runs"]
     driver, bases = run["tool"]["driver"], run["originalUriBaseIds"]
-    assert urlsplit(driver["informationUri"]).scheme == "https"
     assert all(base.get("uri", "file:///").endswith("/") for base in bases.values())
     for rule in driver["rules"]:
-        assert urlsplit(rule["helpUri"]).scheme == "https" and rule["name"] != rule["id"]
+        assert urlsplit(rule.get("helpUri", "https:")).scheme == "https" and rule["name"] != rule["id"]
         assert rule["shortDescription"]["text"] and rule["help"]["text"]
     for result in run["results"]:
         assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"] and result["message"]["text"]
@@ -100,7 +99,7 @@ def test_the_texts_of_a_rule_are_the_same_in_every_run():
     (rule,) = rules(asked)
     assert rule["shortDescription"]["text"] == "Is one rank late?"
     assert rule["helpUri"] == "https://docs.example.org/x"
-    assert rules(first)[0]["helpUri"].startswith("https://")
+    assert "helpUri" not in rules(msgspec.structs.replace(first, read_more=None))[0]
 
 
 def test_a_job_in_a_subfolder_of_its_repository_annotates_the_right_file():

@@ -24,7 +24,10 @@ PACKAGES = "/env/lib/python3.11/site-packages"
 SIGNATURES = """
 import importlib, inspect, json, pkgutil, sys
 def taken(path):
-    return list(inspect.signature(pkgutil.resolve_name(path)).parameters)
+    found = pkgutil.resolve_name(path)
+    if inspect.ismodule(found):
+        return [value for value in vars(found).values() if isinstance(value, str)]
+    return list(inspect.signature(found).parameters)
 def functions(owner):
     return [f"{name}.{inside}" for name, each in vars(owner).items() if inspect.isclass(each) for inside in vars(each)]
 asked = json.loads(sys.argv[1])
@@ -37,11 +40,13 @@ MODULES = {
         "lightning.pytorch.trainer.trainer",
         "lightning.pytorch.loops.training_epoch_loop",
         "lightning.pytorch.core.module",
+        "lightning.pytorch.loops.evaluation_loop",
+        "lightning.pytorch.callbacks.model_checkpoint",
     ],
     "accelerate": ["accelerate.accelerator"],
-    "Transformers": ["transformers.trainer"],
+    "Transformers": ["transformers.trainer", "trl.trainer.sft_trainer"],
     "Ignite": ["ignite.engine.engine"],
-    "MMEngine": ["mmengine.runner.runner"],
+    "MMEngine": ["mmengine.runner.runner", "mmengine.runner.loops", "mmengine.hooks.checkpoint_hook"],
     "DeepSpeed": ["deepspeed.runtime.engine", "deepspeed.runtime.pipe.engine"],
 }
 """Where the functions of ``loops`` and ``calls`` are."""
@@ -50,7 +55,7 @@ MODULES = {
 @pytest.mark.extended
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
 def test_each_row_is_an_argument_of_the_installed_package(framework: Framework) -> None:
-    python = python_with(framework.packages[0])
+    python = python_with(framework.packages[0], *framework.parts)
     paths = [path for each in framework.objects.values() for path in (each.path, each.passes_on) if path]
     modules = MODULES.get(framework.name, [])
     asked = json.dumps({"objects": paths, "modules": modules})
@@ -259,9 +264,13 @@ def test_a_metric_is_reduced_by_the_framework_s_own_function(file: str, function
     assert written in (fix.snippet or "") and "train.py:27" in fix.title and ast.parse(fix.snippet or "")
 
 
-def test_an_evaluation_of_the_framework_s_loop_is_set_by_its_argument() -> None:
-    frame = {"file": f"{PACKAGES}/transformers/trainer.py", "line": 2863, "function": "Trainer.evaluate"}
-    where = {"file": "/home/me/model.py", "line": 27, "function": "Net.forward", "callers": [frame]}
+@pytest.mark.parametrize("own", [True, False], ids=["a line of the model's", "a line of the loop's"])
+def test_an_evaluation_of_the_framework_s_loop_is_set_by_its_argument(own: bool) -> None:
+    file = f"{PACKAGES}/transformers/trainer.py"
+    frame = {"file": file, "line": 2863, "function": "Trainer.evaluate"}
+    loop = {"file": file, "line": 1576, "function": "Trainer.train"}
+    line = {"file": "/home/me/model.py", "line": 27, "function": "Net.forward", "callers": [frame]}
+    where = line if own else {**frame, "callers": [loop]}
     evaluation = {"count": 9, "total_s": 4.0, "share": 0.12, "every": 5, "where": [where]}
     facts = {
         "job": {"world_size": 2, "frameworks": {"transformers": "5.23.0"}},
@@ -272,3 +281,67 @@ def test_an_evaluation_of_the_framework_s_loop_is_set_by_its_argument() -> None:
     first, *others = outcome.findings[0].fixes
     assert "TrainingArguments(eval_steps=" in (first.snippet or "")
     assert not any("less often" in fix.title for fix in others)
+
+
+SFT = through(
+    ("accelerate/utils/operations.py", "_gpu_gather"),
+    ("trl/trainer/sft_trainer.py", "SFTTrainer.compute_loss"),
+    ("transformers/trainer.py", "Trainer.train"),
+)
+COUNTS = through(
+    ("accelerate/utils/operations.py", "_gpu_gather"),
+    ("transformers/trainer.py", "Trainer._get_num_items_in_batch"),
+    ("transformers/trainer.py", "Trainer.train"),
+)
+
+
+@pytest.mark.parametrize(("share", "severity"), [(0.8, "info"), (0.4, "warning")])
+def test_a_call_that_a_setting_changes_is_told_beside_those_that_none_changes(
+    share: float, severity: str
+) -> None:
+    """With what part of the calls is theirs, and as information where the setting would save little."""
+    where = [{**SFT, "share": share}, {**COUNTS, "share": 1 - share}]
+    facts = {
+        "job": {"world_size": 2, "frameworks": {"transformers": "5.23.0", "trl": "1.16.0"}},
+        "steps": {"mean_ms": 50.0},
+        "shared": {"collective": {"ms_per_step": 9.0, "operation": "all_gather", "where": where}},
+    }
+    outcome = outcome_of(PACK.rules["sync/blocking-collective"], PACK.common, facts)
+    (finding,) = outcome.findings
+    assert finding.severity == severity
+    theirs = f"with SFTTrainer.compute_loss of TRL ({100 * share:.0f} % of the calls), this blocks all ranks"
+    assert theirs in outcome.headlines["sync/blocking-collective"]
+    assert "average_tokens_across_devices=False" in (finding.fixes[0].snippet or "")
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "type_"),
+    [("0.19.8", "gloo", "fp16"), ("0.19.8", "nccl", "bf16"), ("0.14.0", "nccl", "bfp16")],
+)
+def test_deepspeed_s_own_reduction_is_set_by_keys_of_its_json(version: str, backend: str, type_: str) -> None:
+    where = through(("deepspeed/runtime/engine.py", "DeepSpeedEngine.backward"))
+    facts = {
+        "job": {"world_size": 2, "ranks_seen": 2, "is_ddp": False, "backend": backend, "frameworks": {"deepspeed": version}},
+        "steps": {"mean_ms": 50.0, "micro_batches": 2.0},
+        "communication": {"transfer_ms": 12.0, "bytes_per_step": 1e9},
+        "shared": {"communication": {"ms_per_step": 12.0, "where": [where]}},
+    }  # fmt: skip
+    (finding,) = outcome_of(PACK.rules["allreduce/communication-bound"], PACK.common, facts).findings
+    written = [fix.snippet or "" for fix in finding.fixes if "initialize" in fix.changed_at]
+    assert "config.update(gradient_accumulation_steps=4)" in written[0]
+    assert f"config.update(communication_data_type='{type_}')" in written[1]
+
+
+def test_a_checkpoint_of_the_framework_s_loop_is_set_by_its_argument() -> None:
+    where = through(
+        ("transformers/trainer.py", "Trainer._save_checkpoint"), ("transformers/trainer.py", "Trainer.train")
+    )
+    saved = {"count": 9, "total_s": 4.0, "share": 0.12, "every": 5, "where": [where]}
+    facts = {
+        "job": {"world_size": 2, "frameworks": {"transformers": "5.23.0"}},
+        "steps": {"source": "step-log"},
+        "run": {"wall_s": 31.0, "steps": 60, "checkpoints": saved},
+    }
+    (finding,) = outcome_of(PACK.rules["run/checkpoints"], PACK.common, facts).findings
+    (fix,) = finding.fixes
+    assert "TrainingArguments(save_steps=" in (fix.snippet or "")

@@ -125,7 +125,7 @@ def test_a_missing_package_is_named_with_its_extra(option, tmp_path, monkeypatch
     for name in [option, *[name for name in sys.modules if name.startswith(f"{option}.")]]:
         monkeypatch.setitem(sys.modules, name, None)
     write_json(samples.unhealthy(), tmp_path / "diagnosis.json")
-    with pytest.raises(DdpDoctorError, match=rf"pip install 'ddpdoctor\[{option}\]'"):
+    with pytest.raises(DdpDoctorError, match=rf"pip install '\.\[{option}\]'"):
         CliRunner().invoke(
             command,
             [str(tmp_path / "diagnosis.json"), f"--{option}", str(tmp_path / "out")],

@@ -36,7 +36,7 @@ def _event(kind: EventKind) -> tuple[Before, After]:
         recorder = active.recorder
         if recorder is None or recorder.thread != get_ident():
             return None
-        token = perf_counter_ns(), opening + recorder.lines.caller()
+        token = perf_counter_ns(), opening + recorder.lines.caller(through=True)
         # Last: it would stay raised where a handler of the job's raised before this.
         _depth[0] += 1
         return token

@@ -120,24 +120,43 @@ class LogSourceLines(SourceLines):
             inside.append(msgspec.structs.replace(where, callers=where.callers[: next(loop, None)]))
         return inside
 
+    def _with_ways(self, found: list[Where], components: Sequence[Component]) -> list[Where]:
+        """Lines that save or load, with the functions of a framework through which they do."""
+        if Component.CHECKPOINT not in components:
+            return found
+        kinds = kinds_of(components)
+        events = (
+            (log, event)
+            for log in self.logs
+            for step in log.steps
+            for event in step.events
+            if event.kind in kinds
+        )
+        lines = (log.where.get(event.where) for log, event in events)
+        ways = {line.stack[0]: line.through for line in lines if line is not None}
+        return [msgspec.structs.replace(where, through=ways.get(where.stack[0], ())) for where in found]
+
     def _called(self, calls: Mapping[CodeLine, float]) -> list[Where]:
         """The heaviest lines by recorded calls, or time in them, each with its usual callers."""
         return [where.called_from(*self._usual(where.stack[0])) for where in ranked(calls)]
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
-        """Lines that call synchronisations of these kinds; a line once for each way through a framework by which it does."""
-        calls: Counter[tuple[CodeLine, Stack]] = Counter()
+        """Lines that call synchronisations of these kinds; a line once for each way through functions of a framework by which it does."""
+        calls: Counter[tuple[CodeLine, tuple[tuple[str, str], ...]]] = Counter()
+        ways: dict[tuple[tuple[str, str], ...], Stack] = {}
         for log in self.logs:
             for point in log.sync_points:
                 where = log.where.get(point.where)
                 if point.kind in kinds and where is not None:
-                    calls[where.stack[0], where.through] += 1
+                    way = tuple((frame.file, frame.function) for frame in where.through)
+                    ways.setdefault(way, where.through)
+                    calls[where.stack[0], way] += 1
         total = sum(calls.values())
         return [
-            Where(line.file, line.line, line.function, share=count / total, through=through).called_from(
+            Where(line.file, line.line, line.function, share=count / total, through=ways[way]).called_from(
                 *self._usual(line)
             )
-            for (line, through), count in calls.most_common(MOST_LINES)
+            for (line, way), count in calls.most_common(MOST_LINES)
         ]
 
     def work(
@@ -154,7 +173,7 @@ class LogSourceLines(SourceLines):
         sampled = self._sampled(components, positions, steps)
         if not sampled and or_else is not None:
             sampled = self._sampled(components, positions, or_else)
-        return self._in_loop(joined(sampled, self._called(calls)))
+        return self._with_ways(self._in_loop(joined(sampled, self._called(calls))), components)
 
     def longer(
         self, components: Sequence[Component], positions: Sequence[int], steps: set[int], others: set[int]
@@ -169,7 +188,7 @@ class LogSourceLines(SourceLines):
         scale = scale_of(selected, reference)
         sampled = with_heaviest(places, selected.stacks, reference.stacks, scale, hooks)
         calls = _calls([self.logs[place] for place in positions], components, steps)
-        return self._in_loop(joined(sampled, self._called(calls)))
+        return self._with_ways(self._in_loop(joined(sampled, self._called(calls))), components)
 
     def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
         """By the samples of each rank; None where one has too few."""

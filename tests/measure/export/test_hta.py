@@ -76,7 +76,7 @@ def by_rank(records, *fields):
 def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "hta", None)
     monkeypatch.setitem(sys.modules, "hta.common.trace", None)
-    with pytest.raises(DdpDoctorError, match=r"install ddpdoctor\[hta\]\.$"):
+    with pytest.raises(DdpDoctorError, match=r"pip install '\.\[hta\]' in a checkout of ddpdoctor\.$"):
         hta_results([])
 
 

@@ -142,5 +142,5 @@ def test_the_options_of_analyze_reach_the_loader(tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_missing_package_is_one_sentence(monkeypatch, kind):
     monkeypatch.setitem(sys.modules, kind, None)
-    with pytest.raises(DdpDoctorError, match=rf"pip install 'ddpdoctor\[{kind}\]'"):
+    with pytest.raises(DdpDoctorError, match=rf"pip install '\.\[{kind}\]'"):
         open_engine(kind)
