@@ -40,6 +40,7 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
 from typing import TYPE_CHECKING
 
 from ..deferred import deferred
+from .calls_page import CALL_SLOTS, CALLS_PAGE, OWN_SLOTS, Call, CallsPage, lines_of_calls
 from .compaction import DiskBudget, rank_budget
 from .draining import PATIENCE_S, BusyError, discard, drain, recover, spools_in
 from .files import (
@@ -65,7 +66,7 @@ from .handover import (
     STACKS_QUESTION,
     TooLargeError,
 )
-from .heartbeat import HEARTBEAT_FILE, Beat, Heartbeat, HeartbeatReader
+from .heartbeat import ENDS_AT, ENDS_MASK, HEARTBEAT_FILE, STEPS_AT, Beat, Heartbeat, HeartbeatReader
 from .host_lock import HANG_MONITOR, HostLock, copier_lock_is_held, remove_root
 from .hostdocs import copy_host_documents, host_document, keep_host_document
 from .layout import (
@@ -132,15 +133,13 @@ from .stepevents import (
     LineField,
     Mark,
     WorkerField,
+    brief_lines,
     renamed,
 )
 from .stops import (
     ASKED_SCHEMA,
-    CALL_SLOT_BYTES,
-    CALL_SLOTS,
     ENDING_SCHEMA,
     ENDS_SCHEMA,
-    OWN_SLOTS,
     PROGRESS_SCHEMA,
     STALL_SCHEMA,
     STANDING_SCHEMA,

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Callable
 
+from .calls_page import CALLS_PAGE
 from .compaction import DiskBudget, stream_end, thinned_head
 from .compaction import clear as clear_thinned
 from .handover import (
@@ -35,9 +36,10 @@ from .handover import (
     handover_file,
     take_traces,
 )
-from .heartbeat import HEARTBEAT_FILE
+from .heartbeat import HEARTBEAT_FILE, unwritten_steps
 from .hostdocs import copy_host_documents
 from .layout import (
+    CALLS_FILE,
     MEMORY_FILE,
     MOST_CAPTURES,
     SAMPLES_FILE,
@@ -52,11 +54,12 @@ from .layout import (
     run_of,
     target_of,
 )
-from .liveness import WRITER_FILES
+from .liveness import WRITER_FILES, State, writer_in
 from .owned import (
     UntrustedFileError,
     file_identity,
     folder,
+    identity_of,
     is_own,
     lock_now,
     open_file,
@@ -67,7 +70,7 @@ from .owned import (
 )
 from .run_id import OtherRunError, id_of_root, refuse_other_run, run_id
 from .spool import RESERVE_FILE, path_name, roots_of
-from .stepevents import LineField
+from .stepevents import LineField, brief_lines
 from .waiting import Waiting, reason_of, segments_in, unsaved_sentence, waiting_in, whole_lines
 
 PATIENCE_S = 2.0
@@ -164,6 +167,8 @@ def drain(
             if run is not None:
                 target = _place_in(run, target)
             _refuse_foreign(run_of(target), root)
+            if (remove or with_stop_files) and writer_in(spool_fd).state is not State.WRITING:
+                _complete_steps(spool_fd)
             try:
                 with folder(run_of(target), links=True) as run_folder:
                     if not is_own(run_folder):
@@ -259,6 +264,24 @@ def _refuse_foreign(run: str, root: str) -> None:
     refuse_other_run(run, known)
 
 
+def _complete_steps(spool: int) -> None:
+    """Write to the stream those steps of a rank that has ended which only its heartbeat's page has. Raises OSError."""
+    parts = segments_in(spool).get(STEPS_FILE)
+    if not parts or identity_of(HEARTBEAT_FILE, spool) is None:
+        return
+    lines = whole_lines(read_file(parts[-1][1], spool))
+    known = _STEP.findall(lines)
+    first, times_ns = unwritten_steps(read_file(HEARTBEAT_FILE, spool), int(known[-1]) + 1 if known else 0)
+    if times_ns:
+        segment = open_file(parts[-1][1], spool, os.O_WRONLY | os.O_APPEND)
+        try:
+            # Of a line that was being written nothing stays.
+            os.ftruncate(segment, len(lines))
+            _append(segment, brief_lines(first, times_ns).encode())
+        finally:
+            os.close(segment)
+
+
 def _copy_all(spool: int, rank_fd: int, beat: Callable[[], None]) -> None:
     for stream, parts in segments_in(spool).items():
         if stream in _STREAMS and (stream != WORKERS_FILE or os.stat(parts[-1][1], dir_fd=spool).st_size):
@@ -306,7 +329,7 @@ def _clear(spool: int) -> None:
         | STOP_FILES
         | QUESTIONS
         | WRITER_FILES
-        | {TARGET_FILE, RESERVE_FILE, _LOCK_FILE, CARRIED_FILE, HEARTBEAT_FILE}
+        | {TARGET_FILE, RESERVE_FILE, _LOCK_FILE, CARRIED_FILE, HEARTBEAT_FILE, CALLS_PAGE, CALLS_FILE}
         | {f"{name}{ASIDE}" for name in DOCUMENTS}
     )
     known |= {handover_file(number) for number in range(MOST_CAPTURES + 1)}

@@ -3,7 +3,7 @@
 ::
 
     <spool>/rank.json, flight.json     as they are to be in the run directory; gone once they are there; and ending.json
-    <spool>/progress.json, standing.json, hang_flight.json, faults.txt, calls.jsonl
+    <spool>/progress.json, standing.json, hang_flight.json, faults.txt, calls
                                        status files of a rank that stopped: copied after a request, or once the rank has ended
     <spool>/question                   the number of the launcher's request to the rank
     <spool>/trace.handover             where the uncompressed trace is, what to write before it, how large it may become
@@ -19,6 +19,7 @@ import os
 import time
 from typing import Any, Callable
 
+from .calls_page import CALLS_PAGE, lines_of_calls
 from .layout import (
     CALLS_FILE,
     ENDING_FILE,
@@ -32,14 +33,14 @@ from .layout import (
     TRACE_FILE,
     capture_file,
 )
-from .owned import encoded, open_file, private_folder, read_file, read_object, replace_file
+from .owned import encoded, identity_of, open_file, private_folder, read_file, read_object, replace_file
 
 HANDOVER_FILE = "trace.handover"
 CARRIED_FILE = "carried.json"
 ASIDE = ".copied"
 """Behind the name of a document that is being copied."""
 DOCUMENTS = frozenset([RANK_FILE, FLIGHT_FILE, ENDING_FILE])
-STOP_FILES = frozenset([PROGRESS_FILE, STANDING_FILE, HANG_FLIGHT_FILE, FAULTS_FILE, CALLS_FILE])
+STOP_FILES = frozenset([PROGRESS_FILE, STANDING_FILE, HANG_FLIGHT_FILE, FAULTS_FILE])
 """Status files. They stay in the spool, where the launcher reads them even if the run directory's storage hangs."""
 QUESTION_FILE = "question"
 STACKS_QUESTION, STACKS_FILE = "stacks.question", "stacks.json"
@@ -109,6 +110,11 @@ def copy_stop_files(spool: int, rank_fd: int, over: bool) -> None:
             continue
         if data:
             replace_file(name, rank_fd, data, mode=0o666)
+    lines = (
+        lines_of_calls(read_file(CALLS_PAGE, spool)) if identity_of(CALLS_PAGE, spool) is not None else b""
+    )
+    if lines:
+        replace_file(CALLS_FILE, rank_fd, lines, mode=0o666)
     _write_outcomes(spool, {**_outcomes(spool), "last_words": mark})
 
 

@@ -137,7 +137,9 @@ def test_steps_of_which_only_the_times_are_kept_lie_end_to_end(recorder, tmp_pat
     begin = recorder.start_perf_ns
     active.record(full=False)
     recorder.end_step(recorder.cut(begin + 5_000_000))
+    recorder.brief_until = 8
     assert recorder.end_brief_step(begin + 9_000_000)
+    recorder.write_brief_steps()
     drain(recorder.spool.directory)
     first, second = read_steps(tmp_path)
     assert (first.length_ns, second.length_ns) == (5_000_000, 4_000_000) and second.start_ns == first.end_ns
@@ -151,7 +153,9 @@ def test_a_checkpoint_is_recorded_in_a_step_of_which_else_only_the_times_are_kep
     after(before((), {}), None)
     assert not recorder.end_brief_step(begin + 4_000_000), "it is no brief step"
     recorder.end_step(recorder.cut(begin + 5_000_000))
+    recorder.brief_until = 8
     assert recorder.end_brief_step(begin + 9_000_000)
+    recorder.write_brief_steps()
     drain(recorder.spool.directory)
     saved, brief = read_steps(tmp_path)
     assert [event.kind for event in saved.events] == [EventKind.SAVE] and not brief.events

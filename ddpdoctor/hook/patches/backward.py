@@ -28,32 +28,35 @@ class Usual:
     """The backward that was called last; usually the next one is called from the same line and reduces the same
     model."""
 
-    __slots__ = ("above", "above_at", "at", "call", "code", "model")
+    __slots__ = ("above", "above_at", "at", "call", "code", "model", "where")
 
-    def __init__(self, frame: FrameType, above: FrameType, call: Call, model: weakref.ref[Any]) -> None:
+    def __init__(
+        self, frame: FrameType, above: FrameType, call: Call, model: weakref.ref[Any], where: str
+    ) -> None:
         self.code, self.at, self.above, self.above_at = (
             frame.f_code,
             frame.f_lasti,
             above.f_code,
             above.f_lasti,
         )
-        self.call, self.model = call, model
+        self.call, self.model, self.where = call, model, where
 
 
 def _before(args: Any, kwargs: Any) -> _Token | int | None:
     current = active.session
     if current is None:
         return None
-    recorder, backward = current.recorder, current.backward
+    recorder, backward, full = current.recorder, current.backward, backwards.full
     here = recorder.thread == get_ident()
-    if backwards.full or backward.depth:
-        return _before_in_full(current, here, args[0] if args else kwargs.get("tensors"))
-    if not here:
-        return None
+    if backward.depth or not here:
+        if not here and (current.thread_is_known or not full):
+            return None
+        start = perf_counter_ns() if full else 0
+        backward.depth += 1
+        return current, start, "", -1
     # In every step, so in as few operations as can be.
     frame = sys._getframe(2)
-    above = frame.f_back or frame
-    usual = backward.usual
+    usual, above = backward.usual, frame.f_back or frame
     if (
         usual is not None
         and usual.code is frame.f_code
@@ -62,27 +65,20 @@ def _before(args: Any, kwargs: Any) -> _Token | int | None:
         and usual.above_at == above.f_lasti
         and getattr(usual.model(), "require_backward_grad_sync", False)
     ):
-        place = recorder.calls.begin_own(usual.call, recorder.step)
+        where, place = usual.where, recorder.calls.begin_own(usual.call, recorder.step)
     else:
-        place = _begin_reduction(current, frame, above)[1]
+        where, place = _begin_reduction(current, frame, above)
+    token: _Token | int = place
+    if full:
+        backward.steps_optimizer = False
+        if current.models.open:
+            ddp.interrupt(current, perf_counter_ns(), args[0] if args else kwargs.get("tensors"))
+        if current.devices is not None and current.devices.timing:
+            current.devices.mark("bwd")
+        token = current, perf_counter_ns(), where, place
     # Last: it would stay raised where a handler of the job's raised before this.
     backward.depth = 1
-    return place
-
-
-def _before_in_full(current: Session, here: bool, loss: Any) -> _Token | None:
-    if not here and (current.thread_is_known or not backwards.full):
-        return None
-    where, place, backward = "", -1, current.backward
-    if not backward.depth:
-        if here:
-            frame = sys._getframe(3)
-            where, place = _begin_reduction(current, frame, frame.f_back or frame)
-        if backwards.full:
-            _look(current, here, loss)
-    start = perf_counter_ns() if backwards.full else 0
-    backward.depth += 1
-    return current, start, where, place
+    return token
 
 
 def _begin_reduction(current: Session, frame: FrameType, above: FrameType) -> tuple[str, int]:
@@ -93,7 +89,7 @@ def _begin_reduction(current: Session, frame: FrameType, above: FrameType) -> tu
     if model is None:
         return where, -1
     call = calls.recurring(f'{_REDUCING}"{model.group}"{where}', model.group)
-    current.backward.usual = Usual(frame, above, call, model.ref)
+    current.backward.usual = Usual(frame, above, call, model.ref, where)
     return where, calls.begin_own(call, current.recorder.step)
 
 
@@ -111,14 +107,6 @@ def _line_of(current: Session, frame: FrameType, above: FrameType) -> str:
     return before[0]
 
 
-def _look(current: Session, here: bool, loss: Any) -> None:
-    current.backward.steps_optimizer = False
-    if current.models.open and here:
-        ddp.interrupt(current, perf_counter_ns(), loss)
-    if current.devices is not None and current.devices.timing:
-        current.devices.mark("bwd")
-
-
 def _after(token: _Token | int, result: Any) -> None:
     if not isinstance(token, int):
         _after_in_full(token, result)
@@ -126,8 +114,10 @@ def _after(token: _Token | int, result: Any) -> None:
     current = active.session
     if current is not None:
         current.backward.depth = 0
-        if not isinstance(result, BaseException):
-            current.recorder.calls.end(token)
+        calls = current.recorder.calls
+        if token >= 0 and calls.numbers is not None and not isinstance(result, BaseException):
+            # As calls.end, in as few operations as can be.
+            calls.numbers[token] = 0
 
 
 def _after_in_full(token: _Token, result: Any) -> None:

@@ -24,8 +24,8 @@ hundreds by then, and each costs 0.1 to 0.2 ms of CPU time, with the caches full
 LATER = 4
 """Times as long as ``MEAN_PERIOD_S``, after ``EARLY_S``."""
 MOST_PAUSE_S = 0.5
-"""Longest wait, s. Waking up costs as much as a sample, which is useless while no step is recorded in full; but a
-step that lasts twice as long is always sampled."""
+"""Longest wait, s, in the first ``EARLY_S``; twice as long after them. Waking up costs as much as a sample, which is useless
+while no step is recorded in full; but a step that lasts twice as long is always sampled."""
 CLOSER_EVERY_S = 1.0
 """Seconds between two steps that are sampled densely, at least; ``LATER`` times as many after ``EARLY_S``. That is
 done where a sample came late."""
@@ -128,7 +128,7 @@ class Sampler:
     def _pause_s(self) -> float:
         if self._rest_s <= 0.0:
             self._rest_s = self._until_next_s()
-        pause_s = min(self._rest_s, MOST_PAUSE_S)
+        pause_s = min(self._rest_s, MOST_PAUSE_S if self._later() == 1 else 2 * MOST_PAUSE_S)
         self._rest_s -= pause_s
         return pause_s
 

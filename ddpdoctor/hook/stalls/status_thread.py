@@ -8,7 +8,7 @@ import resource
 import threading
 
 from ...rundir import (
-    CALLS_FILE,
+    CALLS_PAGE,
     ENDING_FILE,
     ENDING_SCHEMA,
     FAULTS_FILE,
@@ -73,14 +73,21 @@ class StatusThread:
     def _run(self) -> None:
         handle = self._session.spool.open_text(FAULTS_FILE)
         self._faults = Faults(handle)
-        heartbeat = self._session.recorder.heartbeat
+        heartbeat, spool, captures = self._session.recorder.heartbeat, self._session.spool, self._captures
+        look, answer_stacks, follow = (
+            guarded(_PART, each) for each in (self._look, self._answer_stacks, captures.follow)
+        )
         try:
             while not (self._stop.is_set() or _PART.off):
                 self._faults.look()
                 heartbeat.set_signal(self._faults.signal)
                 if self._is_stopped_within_period():
                     break
-                self._attend()
+                look()
+                # Requests are files: if none has come or gone, there is no request.
+                if spool.directory_changed() or captures.under_way:
+                    answer_stacks()
+                    follow()
         finally:
             # Without this thread, no answer of it may be expected.
             heartbeat.set_signal(0)
@@ -96,19 +103,13 @@ class StatusThread:
             self._memory.look()
         return self._stop.wait(PERIOD_S - before_s)
 
-    def _attend(self) -> None:
-        guarded(_PART, self._look)()
-        # Requests are files: if none has come or gone, there is no request.
-        if self._session.spool.directory_changed() or self._captures.under_way:
-            guarded(_PART, self._answer_stacks)()
-            guarded(_PART, self._captures.follow)()
-
     def _look(self) -> None:
         if not self._raised and uncaught() is not None:
             self._raised = True
             self.write_end_status()
         step = self._session.recorder.step
         if step == self._last_step:
+            self._session.recorder.write_brief_steps()
             document = self._status.document(PROGRESS_SCHEMA)
             self._note_evaluation(step, document["evaluating"])
             self._published = True
@@ -187,4 +188,4 @@ class StatusThread:
         # The last status is of interest only if the rank ended in another way.
         self._withdraw(PROGRESS_FILE)
         if uncaught() is None:
-            self._withdraw(CALLS_FILE)
+            self._withdraw(CALLS_PAGE)
