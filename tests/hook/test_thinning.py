@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -24,7 +27,7 @@ from ddpdoctor.hook.recording.recorder import (
     Thinning,
 )
 from ddpdoctor.measure.steplog import Step, read_rank_log
-from ddpdoctor.rundir import EventKind, RankRecord, Spool, drain, make_spool_root
+from ddpdoctor.rundir import STEPS_FILE, EventKind, RankRecord, Spool, drain, make_spool_root
 from tests.launch.launched import make_run
 
 from .recording import HookOptions, forked, plain_environment, run_recorded
@@ -238,3 +241,30 @@ def test_calls_of_a_group_are_not_told_as_those_of_a_group_destroyed_before(tmp_
     lines = (recorded.run / "ranks/00000/calls.jsonl").read_text().replace("\0", "").splitlines()
     calls = sorted((json.loads(line) for line in lines), key=lambda call: call["call"])
     assert [call["pg"] for call in calls][-10:] == recorded.process.stdout.split()
+
+
+@pytest.mark.parametrize("logged", [0, 3, 19])
+def test_a_killed_rank_leaves_the_times_of_all_its_steps(tmp_path, logged):
+    """Those too that were to be written to the log together with later ones."""
+    run = make_run(tmp_path / "run")
+    root = make_spool_root(str(run))
+    child = os.fork()
+    if not child:
+        recorder = Recorder(Spool(root, 0, str(run)), CodeKinds())
+        begin = recorder.start_perf_ns
+        recorder._full_block = False
+        active.record(full=False)
+        recorder.brief_until = 64
+        for step in range(20):
+            if step in (0, logged):  # the first one is written with what precedes all steps
+                recorder.end_step(recorder.cut(begin + 1_000_000 * (step + 1)))
+            else:
+                recorder.end_brief_step(begin + 1_000_000 * (step + 1))
+        recorder.spool._streams[STEPS_FILE].memory[-9:] = b'{"step":1'
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    (spool,) = Path(root).iterdir()
+    drain(str(spool), remove=True)
+    steps = read_steps(tmp_path)
+    assert [(step.number, step.length_ns) for step in steps] == [(each, 1_000_000) for each in range(20)]
+    assert all(one.end_ns == two.start_ns for one, two in pairwise(steps))
