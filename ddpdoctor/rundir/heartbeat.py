@@ -86,10 +86,14 @@ class Heartbeat:
         self._write(ENDS_AT + (number & ENDS_MASK), at_ns)
 
     def step(self, steps: int, end_ns: int) -> None:
-        """``steps`` are finished, the last one at ``end_ns``, epoch ns."""
-        self._write(ENDS_AT + (steps & ENDS_MASK), end_ns)
-        self._write(STEPS_AT + 1, end_ns)
-        self._write(STEPS_AT, steps)
+        """``steps`` are finished and in the step log, the last one at ``end_ns``, epoch ns."""
+        # In every step, so in as few operations as can be.
+        numbers = self.numbers
+        try:
+            numbers[ENDS_AT + (steps & ENDS_MASK)] = numbers[STEPS_AT + 1] = end_ns
+            numbers[_WRITTEN_AT] = numbers[STEPS_AT] = steps
+        except ValueError:  # as in _write
+            self.numbers = [0] * (_BYTES // 8)
 
     def written(self, steps: int) -> None:
         """The first ``steps`` are in the step log."""

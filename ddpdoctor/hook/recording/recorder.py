@@ -242,7 +242,6 @@ class Recorder:
             if self.marks:
                 self.marks.clear()
             self.step = self._written = number
-            self.heartbeat.written(number)
         self.heartbeat.step(number, end[0] + self.epoch_of_zero)
         self._start = end
         if full:
