@@ -60,19 +60,16 @@ class CallsPage:
         self._written: list[Call | None] = [None] * (CALL_SLOTS + OWN_SLOTS)
         """Whose text each slot has."""
 
-    def begin(self, call: Call, step: int) -> int:
-        """A call from Python begins in ``step``. Returns what ``end`` wants."""
-        return self._write(call, step, (self._number + 1) % CALL_SLOTS)
-
-    def begin_own(self, call: Call, step: int) -> int:
-        """As ``begin``, for a call that DDP issues."""
-        self._own = own = (self._own + 1) % OWN_SLOTS
-        return self._write(call, step, CALL_SLOTS + own)
-
-    def _write(self, call: Call, step: int, slot: int) -> int:
+    def begin(self, call: Call, step: int, own: bool = False) -> int:
+        """A call begins in ``step``, from Python, or DDP's ``own``. Returns what ``end`` wants."""
         # In every step, so in as few operations as can be.
         numbers, turns = self.numbers, call.turns
         self._number = number = self._number + 1
+        if own:
+            self._own += 1
+            slot = CALL_SLOTS + self._own % OWN_SLOTS
+        else:
+            slot = number % CALL_SLOTS
         turn = last = before = 0
         if turns is not None:
             turns[0] = turn = turns[0] + 1

@@ -26,7 +26,7 @@ class Memory:
 def test_calls_of_a_group_are_numbered_whoever_issues_them() -> None:
     memory = Memory()
     calls = Calls(memory)  # type: ignore[arg-type]
-    calls.end(calls.begin_own(calls.recurring(GRADIENTS, "0"), 0))
+    calls.end(calls.begin(calls.recurring(GRADIENTS, "0"), 0, own=True))
     calls.end(calls.begin(calls.recurring(SUM, "0"), 0))
     calls.begin(calls.recurring('"k":"coll","op":"isend","pg":"0"', None), 0)
     calls.end(calls.begin(calls.recurring(SUM.replace('"0"', '"1"'), "1"), 1))
@@ -42,7 +42,7 @@ def test_what_ddp_issues_in_every_step_pushes_out_no_call_from_python() -> None:
     calls = Calls(memory)  # type: ignore[arg-type]
     calls.end(calls.begin(calls.recurring(SUM, "0"), 0))
     for step in range(3 * OWN_SLOTS + CALL_SLOTS):
-        calls.end(calls.begin_own(calls.recurring(GRADIENTS, "0"), step))
+        calls.end(calls.begin(calls.recurring(GRADIENTS, "0"), step, own=True))
     rows = memory.rows()
     assert (len(rows), rows[0]["k"]) == (1 + OWN_SLOTS, "coll")
     last = rows[-1]["n"]

@@ -19,6 +19,9 @@ _PART = part("backward passes")
 _BACKWARD = EventKind.BACKWARD.opening
 _REDUCING = EventKind.BACKWARD.opening + EventField.GROUP.next_key
 
+_METHOD: Any = None
+"""The code of ``Tensor.backward``, from the installation on."""
+
 _Token = tuple[Session, int, str, int]
 """The recording, the start, 0 in steps of which only the times are kept, the field with the source line, and where the call was
 written down."""
@@ -28,21 +31,20 @@ class Usual:
     """The backward that was called last; usually the next one is called from the same line and reduces the same
     model."""
 
-    __slots__ = ("above", "above_at", "at", "call", "code", "model", "where")
+    __slots__ = ("above", "at", "call", "code", "model", "where")
 
-    def __init__(
-        self, frame: FrameType, above: FrameType, call: Call, model: weakref.ref[Any], where: str
-    ) -> None:
-        self.code, self.at, self.above, self.above_at = (
-            frame.f_code,
-            frame.f_lasti,
-            above.f_code,
-            above.f_lasti,
-        )
+    def __init__(self, frame: FrameType, call: Call, model: weakref.ref[Any], where: str) -> None:
+        """``frame`` called torch's function, or this one's caller did: ``Tensor.backward``."""
+        caller = frame.f_back
+        is_method = frame.f_code is _METHOD and caller is not None
+        self.above = 3 if is_method else 2
+        """How many frames above ``_before`` the caller is."""
+        called = caller if is_method and caller is not None else frame
+        self.code, self.at = called.f_code, called.f_lasti
         self.call, self.model, self.where = call, model, where
 
 
-def _before(args: Any, kwargs: Any) -> _Token | int | None:
+def _before(args: Any, kwargs: Any) -> _Token | int | None:  # noqa: C901
     current = active.session
     if current is None:
         return None
@@ -55,19 +57,14 @@ def _before(args: Any, kwargs: Any) -> _Token | int | None:
         backward.depth += 1
         return current, start, "", -1
     # In every step, so in as few operations as can be.
-    frame = sys._getframe(2)
-    usual, above = backward.usual, frame.f_back or frame
-    if (
-        usual is not None
-        and usual.code is frame.f_code
-        and usual.at == frame.f_lasti
-        and usual.above is above.f_code
-        and usual.above_at == above.f_lasti
-        and getattr(usual.model(), "require_backward_grad_sync", False)
-    ):
-        where, place = usual.where, recorder.calls.begin_own(usual.call, recorder.step)
-    else:
-        where, place = _begin_reduction(current, frame, above)
+    usual, place = backward.usual, -2
+    if usual is not None:
+        frame, model = sys._getframe(usual.above), usual.model()
+        if frame.f_code is usual.code and frame.f_lasti == usual.at and model is not None:
+            if model.require_backward_grad_sync:
+                where, place = usual.where, recorder.calls.begin(usual.call, recorder.step, own=True)
+    if place == -2:
+        where, place = _begin_reduction(current, sys._getframe(2))
     token: _Token | int = place
     if full:
         backward.steps_optimizer = False
@@ -81,16 +78,16 @@ def _before(args: Any, kwargs: Any) -> _Token | int | None:
     return token
 
 
-def _begin_reduction(current: Session, frame: FrameType, above: FrameType) -> tuple[str, int]:
+def _begin_reduction(current: Session, frame: FrameType) -> tuple[str, int]:
     """The field with the source line. A backward in which DDP reduces gradients synchronizes all ranks, so it is
     written in every step, like a collective."""
     calls, model = current.recorder.calls, current.models.to_reduce()
-    where = _line_of(current, frame, above)
+    where = _line_of(current, frame, frame.f_back or frame)
     if model is None:
         return where, -1
     call = calls.recurring(f'{_REDUCING}"{model.group}"{where}', model.group)
-    current.backward.usual = Usual(frame, above, call, model.ref, where)
-    return where, calls.begin_own(call, current.recorder.step)
+    current.backward.usual = Usual(frame, call, model.ref, where)
+    return where, calls.begin(call, current.recorder.step, own=True)
 
 
 def _line_of(current: Session, frame: FrameType, above: FrameType) -> str:
@@ -148,6 +145,8 @@ def install(patches: Patches) -> None:
     """Replace ``torch.autograd.backward``, which ``Tensor.backward`` looks up at each call."""
     import torch
 
+    global _METHOD
+    _METHOD = torch.Tensor.backward.__code__
     failed = exception_recorder(Phase.BACKWARD)
     wrapper = around(torch.autograd.backward, _PART, _before, _after, failed=failed)
     patches.attribute(torch.autograd, "backward", wrapper)

@@ -102,7 +102,7 @@ def _before_buffers(args: Any, kwargs: Any) -> _Buffers | None:
     group = group_name(getattr(ddp, "process_group", None))
     fields = f'{_BROADCASTING}"{group}"{recorder.lines.caller()}'
     recorder.flush_definitions()
-    place = recorder.calls.begin_own(recorder.calls.recurring(fields, group), recorder.step)
+    place = recorder.calls.begin(recorder.calls.recurring(fields, group), recorder.step, own=True)
     return current, ddp, perf_counter_ns(), place
 
 

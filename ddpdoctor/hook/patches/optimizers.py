@@ -136,17 +136,18 @@ def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     possible.
     """
     at = perf_counter_ns()
+    if _PART.off:
+        return
     try:
         if not starts.full and optimizer is starts.alone() and sys._getframe(2).f_code is starts.caller:
             recorder = active.recorder
             if recorder is not None and recorder.end_brief_step(at):
                 return
+        _step_ended(optimizer, at, sys._getframe(1))
     except Exception as error:
         starts.full = True
         if not counted(_PART, error):
             raise
-        return
-    _look_at_end(optimizer, at, sys._getframe(1))
 
 
 def _step_ended(optimizer: Any, at: int, stepped: Any) -> None:
@@ -170,9 +171,6 @@ def _step_ended(optimizer: Any, at: int, stepped: Any) -> None:
         current.stepping.after_brief(at)
     else:
         _another_stepped(current, optimizer, caller, at)
-
-
-_look_at_end = guarded(_PART, _step_ended)
 
 
 def _expect_brief_steps(optimizer: Any, caller: Any) -> None:
