@@ -179,8 +179,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "settings": ("recording", "job", "guard"),
         "fatalsignals": (),
         "stalls": ("profiling", "recording", "job", "patching", "guard", "environment", "fatalsignals"),
-        "services": ("settings", "stalls", "profiling", "recording", "patching", "guard"),
-        "lifetime": ("services", "stalls", "profiling", "recording", "patching", "guard", "environment"),
+        "lifetime": ("settings", "stalls", "profiling", "recording", "patching", "guard", "environment"),
         "patches": (
             "lifetime",
             "stalls",
@@ -192,8 +191,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "finder",
             "environment",
         ),
-        "marks": ("lifetime", "recording", "patching", "guard"),
-        "trial": ("services", "lifetime", "recording", "job", "patching", "guard", "environment"),
+        "trial": ("lifetime", "recording", "job", "patching", "guard", "environment"),
         "install": ("trial", "finder", "patches", "patching", "guard", "environment"),
     },
     "trace": {
@@ -235,9 +233,9 @@ INSIDES: dict[tuple[str, str], str] = {
         "tests/measure/costs/test_price_range.py",
         "ddpdoctor.measure.costs.price_range",
     ): "ranges of made series",
-    ("tests/hook/test_device_memory.py", "ddpdoctor.hook.stalls.devicememory"): "hours of looks in a moment",
+    ("tests/hook/test_device_memory.py", "ddpdoctor.hook.stalls.status_thread"): "hours of looks in a moment",
     ("tests/hook/test_phases.py", "ddpdoctor.hook.stalls.rank_status"): "stacks as torch makes them",
-    ("tests/hook/profiling", "ddpdoctor.hook.profiling.stacks"): "stacks as the sampler reads them",
+    ("tests/hook/profiling", "ddpdoctor.hook.profiling.sampler"): "stacks as it reads them",
     ("tests/hook/profiling", "ddpdoctor.hook.profiling.window"): "what it calls of torch is replaced",
     (
         "tests/hook/profiling/test_sampler.py",

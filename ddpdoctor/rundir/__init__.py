@@ -28,7 +28,7 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
 ::
 
     formats     layout, stepevents, phases, notes, typed (types of fields), run_id
-    writing     spool, segments, workers, heartbeat, raw_traces, sources, unjoined (before init_process_group)
+    writing     spool, segments, workers, heartbeat, calls_page, raw_traces, sources, unjoined (before init_process_group)
     copying     draining, handover, hostdocs, compaction, host_lock (which process copies), waiting (what is not copied yet)
     live ranks  requests, presence
     ends        liveness, ends (how a job and its ranks ended), fault_text (what faulthandler wrote of them)

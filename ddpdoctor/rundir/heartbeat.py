@@ -18,8 +18,8 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import MutableSequence, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .layout import opened_spool
 from .owned import open_file
@@ -71,7 +71,7 @@ class Heartbeat:
     """The rank's side. ``step`` is for the training thread, ``answered`` for the status thread; neither raises."""
 
     def __init__(self, spool: Spool) -> None:
-        self.numbers: MutableSequence[int]
+        self.numbers: Any
         """The page, by index. Without room for it nothing is counted: the hang monitor reports that it knows nothing of this rank."""
         self._answers = self._bytes = 0
         try:

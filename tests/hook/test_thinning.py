@@ -150,7 +150,7 @@ def test_steps_of_which_only_the_times_are_kept_lie_end_to_end(recorder, tmp_pat
 
 def test_a_checkpoint_is_recorded_in_a_step_of_which_else_only_the_times_are_kept(recorder, tmp_path):
     begin = recorder.start_perf_ns
-    before, after = import_module("ddpdoctor.hook.patches.checkpoints")._event(EventKind.SAVE)
+    before, after = import_module("ddpdoctor.hook.patches.others").checkpoint_event(EventKind.SAVE)
     active.recorder = recorder
     active.record(full=False)
     after(before((), {}), None)
@@ -168,13 +168,13 @@ def test_a_checkpoint_is_recorded_in_a_step_of_which_else_only_the_times_are_kep
 @pytest.mark.parametrize("kind", [EventKind.SAVE, EventKind.LOAD])
 def test_a_checkpoint_that_raises_is_none(recorder, tmp_path, kind):
     """Neither the step's event nor the note of the last saved step, from which restarts are counted."""
-    checkpoints = import_module("ddpdoctor.hook.patches.checkpoints")
+    checkpoints = import_module("ddpdoctor.hook.patches.others")
 
     def full(path):
         if path == "full":
             raise OSError(28, "No space left on device")
 
-    timed = checkpoints.around(full, checkpoints._PART, *checkpoints._event(kind))
+    timed = checkpoints.around(full, checkpoints._CHECKPOINTS, *checkpoints.checkpoint_event(kind))
     active.recorder = recorder
     active.record(full=True)
     with pytest.raises(OSError, match="No space left"):
