@@ -271,7 +271,7 @@ class Recorder:
         return True
 
     def write_brief_steps(self) -> None:
-        """Write the steps that only the heartbeat's page has. Called by the status thread if a step takes long."""
+        """Write the steps that only the heartbeat's page has. Called by the status thread, too, once a second."""
         with self._writing:
             # The training thread goes on meanwhile.
             step = self.step

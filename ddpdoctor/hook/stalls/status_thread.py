@@ -174,8 +174,9 @@ class StatusThread:
             self._raised = True
             self.write_end_status()
         step = self._session.recorder.step
+        # Who follows the log sees each step within a second, however long it is until the next one in full.
+        self._session.recorder.write_brief_steps()
         if step == self._last_step:
-            self._session.recorder.write_brief_steps()
             document = self._status.document(PROGRESS_SCHEMA)
             self._note_evaluation(step, document["evaluating"])
             self._published = True
