@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from threading import get_ident
 from time import perf_counter_ns
 from types import FrameType
-from typing import Any
+from typing import Any, Callable
 
 from ...rundir import EventField, EventKind, Phase
 from ..guard import part
-from ..patching import Patches, around
+from ..patching import Patches, around, counted, not_compiled, not_counted
 from ..recording import MOST_PLACES, Call, Session, active, backwards, exception_recorder, recording_here
 from . import ddp, optimizers
 
@@ -37,45 +38,86 @@ class Usual:
         """``frame`` called torch's function, or this one's caller did: ``Tensor.backward``."""
         caller = frame.f_back
         is_method = frame.f_code is _METHOD and caller is not None
-        self.above = 3 if is_method else 2
-        """How many frames above ``_before`` the caller is."""
+        self.above = 2 if is_method else 1
+        """How many frames above the wrapper the caller is."""
         called = caller if is_method and caller is not None else frame
         self.code, self.at = called.f_code, called.f_lasti
         self.call, self.model, self.where = call, model, where
 
 
-def _before(args: Any, kwargs: Any) -> _Token | int | None:  # noqa: C901
+def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:  # noqa: C901
+    """As ``around``, with a short way for a backward from the usual line in a step of which only the times are kept. It is
+    taken in almost every step, where the caches are cold before and after the backward: it makes as few calls as can be."""
+    failed = exception_recorder(Phase.BACKWARD)
+    recorded = around(original, _PART, _before, _after, failed=failed)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901
+        place, current = -1, active.session
+        if current is not None and not backwards.full and not _PART.off:
+            try:
+                recorder, backward = current.recorder, current.backward
+                usual = backward.usual
+                if usual is not None and not backward.depth and recorder.thread == get_ident():
+                    frame, model = sys._getframe(usual.above), usual.model()
+                    if frame.f_code is usual.code and frame.f_lasti == usual.at and model is not None:
+                        if model.require_backward_grad_sync:
+                            place = recorder.calls.begin(usual.call, recorder.step, own=True)
+                            numbers = recorder.calls.numbers
+                            # Last: it would stay raised where a handler of the job's raised before this.
+                            backward.depth = 1
+            except Exception as error:
+                place = -1
+                if not counted(_PART, error):
+                    raise
+        try:
+            if place < 0:
+                return recorded(*args, **kwargs)
+            result = original(*args, **kwargs)
+        except BaseException as raised:
+            if place >= 0:
+                backward.depth = 0
+                try:
+                    failed(raised)
+                except Exception as error:
+                    if not counted(_PART, error):
+                        raise
+            # Without the line of this wrapper, as in ``around``.
+            raised.__traceback__ = raised.__traceback__ and raised.__traceback__.tb_next
+            raise
+        backward.depth = 0
+        try:
+            numbers[place] = 0
+        except (TypeError, ValueError):
+            pass  # the recording has ended
+        return result
+
+    not_counted(wrapper)
+    not_compiled(wrapper)
+    return wrapper
+
+
+def _before(args: Any, kwargs: Any) -> _Token | None:
     current = active.session
     if current is None:
         return None
     recorder, backward, full = current.recorder, current.backward, backwards.full
     here = recorder.thread == get_ident()
-    if backward.depth or not here:
-        if not here and (current.thread_is_known or not full):
-            return None
-        start = perf_counter_ns() if full else 0
-        backward.depth += 1
-        return current, start, "", -1
-    # In every step, so in as few operations as can be.
-    usual, place = backward.usual, -2
-    if usual is not None:
-        frame, model = sys._getframe(usual.above), usual.model()
-        if frame.f_code is usual.code and frame.f_lasti == usual.at and model is not None:
-            if model.require_backward_grad_sync:
-                where, place = usual.where, recorder.calls.begin(usual.call, recorder.step, own=True)
-    if place == -2:
-        where, place = _begin_reduction(current, sys._getframe(2))
-    token: _Token | int = place
-    if full:
-        backward.steps_optimizer = False
-        if current.models.open:
-            ddp.interrupt(current, perf_counter_ns(), args[0] if args else kwargs.get("tensors"))
-        if current.devices is not None and current.devices.timing:
-            current.devices.mark("bwd")
-        token = current, perf_counter_ns(), where, place
+    if not here and (current.thread_is_known or not full):
+        return None
+    where, place = "", -1
+    if here and not backward.depth:
+        where, place = _begin_reduction(current, sys._getframe(3))
+        if full:
+            backward.steps_optimizer = False
+            if current.models.open:
+                ddp.interrupt(current, perf_counter_ns(), args[0] if args else kwargs.get("tensors"))
+            if current.devices is not None and current.devices.timing:
+                current.devices.mark("bwd")
+    start = perf_counter_ns() if full else 0
     # Last: it would stay raised where a handler of the job's raised before this.
-    backward.depth = 1
-    return token
+    backward.depth += 1
+    return current, start, where, place
 
 
 def _begin_reduction(current: Session, frame: FrameType) -> tuple[str, int]:
@@ -104,20 +146,7 @@ def _line_of(current: Session, frame: FrameType, above: FrameType) -> str:
     return before[0]
 
 
-def _after(token: _Token | int, result: Any) -> None:
-    if not isinstance(token, int):
-        _after_in_full(token, result)
-        return
-    current = active.session
-    if current is not None:
-        current.backward.depth = 0
-        calls = current.recorder.calls
-        if token >= 0 and calls.numbers is not None and not isinstance(result, BaseException):
-            # As calls.end, in as few operations as can be.
-            calls.numbers[token] = 0
-
-
-def _after_in_full(token: _Token, result: Any) -> None:
+def _after(token: _Token, result: Any) -> None:
     current, start, where, place = token
     end = perf_counter_ns() if start else 0
     backward = current.backward
@@ -147,6 +176,4 @@ def install(patches: Patches) -> None:
 
     global _METHOD
     _METHOD = torch.Tensor.backward.__code__
-    failed = exception_recorder(Phase.BACKWARD)
-    wrapper = around(torch.autograd.backward, _PART, _before, _after, failed=failed)
-    patches.attribute(torch.autograd, "backward", wrapper)
+    patches.attribute(torch.autograd, "backward", _wrapped(torch.autograd.backward))
