@@ -35,8 +35,8 @@ NOTHING = "reading the clock"
 WITHOUT = ", without"
 """What a wrapper's name is followed by where it was passed by."""
 COLLECTIVE = "all_reduce"
-ORIGINAL = "original"
-"""The variable of the hook's wrappers that holds what they wrap."""
+ORIGINAL, RECORDED = "original", "recorded"
+"""Variables of the hook's wrappers: what they wrap, and the wrapper for what is not usual."""
 
 
 def main() -> None:
@@ -163,6 +163,12 @@ class Times:
             if not isinstance(wrapped, types.FunctionType | types.BuiltinFunctionType):
                 continue
             outer, inside.cell_contents = self._both(value, wrapped, getattr(wrapped, "__qualname__", ""))
+            if RECORDED in value.__code__.co_freevars:
+                # It has a short way, and calls another wrapper otherwise.
+                other = value.__closure__[value.__code__.co_freevars.index(RECORDED)].cell_contents  # type: ignore[index]
+                other.__closure__[
+                    other.__code__.co_freevars.index(ORIGINAL)
+                ].cell_contents = inside.cell_contents
             if "cell" in found:
                 found["cell"].cell_contents = outer
             else:

@@ -118,11 +118,15 @@ class Switch:
         self._sampler = self.session.services.sampler
         self._thinning = self.session.recorder.thinning
         self._next_block, self._thinning.next_block = self._thinning.next_block, self._forced
+        self._until_full, self._thinning.until_full = self._thinning.until_full, self._forced_until_full
         self._kind = FULL
 
     def _forced(self, *about: Any) -> bool:
         self._next_block(*about)
         return self._kind == FULL
+
+    def _forced_until_full(self, step: int) -> int:
+        return 0 if self._kind == FULL else 1 << 30
 
     def to(self, kind: int) -> None:
         """The next steps are of this kind; the one in progress begins now."""
@@ -140,7 +144,7 @@ class Switch:
         """From now on one step in ``every`` is recorded in full, and all else is as after the first minute."""
         self._thinning.every = every
         self._thinning._next_change = sys.maxsize
-        self._thinning.next_block = self._next_block
+        self._thinning.next_block, self._thinning.until_full = self._next_block, self._until_full
         self._sampler._early_until = 0.0
 
 

@@ -29,7 +29,7 @@ def step() -> None:
 
     Under ``ddpdoctor run`` the mark ends the step on this rank; anywhere else it does nothing.
     """
-    hook = sys.modules.get("_ddpdoctor.hook.marks")
+    hook = sys.modules.get("_ddpdoctor.hook.lifetime")
     if hook is not None:
         hook.step()
 

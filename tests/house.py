@@ -174,8 +174,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "settings": ("recording", "job", "guard"),
         "fatalsignals": (),
         "stalls": ("profiling", "recording", "job", "patching", "guard", "environment", "fatalsignals"),
-        "services": ("settings", "stalls", "profiling", "recording", "patching", "guard"),
-        "lifetime": ("services", "stalls", "profiling", "recording", "patching", "guard", "environment"),
+        "lifetime": ("settings", "stalls", "profiling", "recording", "patching", "guard", "environment"),
         "patches": (
             "lifetime",
             "stalls",
@@ -187,8 +186,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "finder",
             "environment",
         ),
-        "marks": ("lifetime", "recording", "patching", "guard"),
-        "trial": ("services", "lifetime", "recording", "job", "patching", "guard", "environment"),
+        "trial": ("lifetime", "recording", "job", "patching", "guard", "environment"),
         "install": ("trial", "finder", "patches", "patching", "guard", "environment"),
     },
     "trace": {
@@ -229,9 +227,9 @@ INSIDES: dict[tuple[str, str], str] = {
     ): "its bound",
     ("tests/measure/sourcelines/test_table.py", "ddpdoctor.measure.sourcelines.table"): "against one by one",
     ("tests/measure/sourcelines/test_table.py", "ddpdoctor.measure.sourcelines.counts"): "what it gives to",
-    ("tests/hook/test_device_memory.py", "ddpdoctor.hook.stalls.devicememory"): "hours of looks in a moment",
+    ("tests/hook/test_device_memory.py", "ddpdoctor.hook.stalls.status_thread"): "hours of looks in a moment",
     ("tests/hook/test_phases.py", "ddpdoctor.hook.stalls.rank_status"): "stacks as torch makes them",
-    ("tests/hook/profiling", "ddpdoctor.hook.profiling.stacks"): "stacks as the sampler reads them",
+    ("tests/hook/profiling", "ddpdoctor.hook.profiling.sampler"): "stacks as it reads them",
     ("tests/hook/profiling", "ddpdoctor.hook.profiling.window"): "what it calls of torch is replaced",
     (
         "tests/hook/profiling/test_sampler.py",

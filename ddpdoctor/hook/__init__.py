@@ -7,7 +7,7 @@ are called ``_ddpdoctor.hook.*``, so that a ddpdoctor that happens to be install
 The packages and modules, each of which imports only from those below it::
 
     patches      what of torch is wrapped
-    lifetime     where a recording begins and ends; services: what goes with it; settings: rank.json
+    lifetime     where a recording begins and ends, and what goes with it; settings: rank.json
     stalls       status of a rank that hangs or has ended; fatalsignals: whether the hook or the job enabled faulthandler
     profiling    the profiler window, and samples of source lines
     recording    from events to lines of the step log

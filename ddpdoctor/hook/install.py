@@ -21,8 +21,8 @@ def install() -> None:
             found = importlib.import_module(f".patches.{module}", __package__)
             getattr(found, function or "install")(torch_patches)
         except Exception as error:
-            part(function.replace("install_", "") or module).failed(error)
-    importlib.import_module(".marks", __package__)
+            part(function.replace("install_", "").replace("_", " ") or module).failed(error)
+    importlib.import_module(".lifetime", __package__)
     name_flight_entries(os.environ, sys.modules.get("torch._C._distributed_c10d"))
     if TRIAL in os.environ:
         importlib.import_module(".trial", __package__).install(torch_patches)

@@ -1,4 +1,4 @@
-"""Where the recording of a process begins and ends.
+"""Where the recording of a process begins and ends, and its helpers: writer, sampler, settings, status thread and profiler window.
 
 It begins when ``init_process_group`` has returned in this very process: ``RANK`` in the environment says nothing, it is
 inherited by data loader workers and helper processes. A job without a process group is recorded, as rank 0 of 1, from its
@@ -10,14 +10,16 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import time
 from typing import Callable
 
-from ..rundir import Spool, reason_of
-from . import environment, guard, services
+from ..rundir import LineField, Spool, accept_workers, reason_of
+from . import environment, guard, settings
 from .patching import guarded
-from .profiling import close_left_open
-from .recording import Session, active
+from .profiling import Captures, Sampler, Window, close_left_open, forget_windows
+from .recording import LAST_SETTINGS_STEP, Session, active
 from .stalls import (
+    StatusThread,
     begin_unjoined,
     end_unjoined,
     forget_faults,
@@ -28,6 +30,114 @@ from .stalls import (
 
 _MANY_PROCESSES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Variables in which launchers of several processes say how many they start: torchrun, Slurm, Open MPI, MPICH."""
+
+_STEP_LOG = guard.part("step log")
+_LOADER_WORKERS = guard.part("data loader workers")
+_COPYING_S = 0.5
+"""The part of the wait at the job's end that is reserved for the last copy to the run directory."""
+_NO_WAIT_S = 0.25
+"""Duration of an end that does not reduce the session's budget: some jobs end their process group many times."""
+
+
+class Services:
+    """The helpers of one session."""
+
+    def __init__(self, session: Session) -> None:
+        self.sampler = Sampler(session)
+        window = Window(session, session.writer)
+        self.at_step = guarded(window.part, window.at_step)
+        self.captures = Captures(session, session.writer, window)
+        self.status_thread = StatusThread(session, self.captures)
+
+
+at_start: list[Callable[[Session], None]] = []
+"""Called with each session that begins, once it knows its settings."""
+
+
+def _start(session: Session) -> None:
+    """Start the session's helpers and fill in rank.json."""
+    session.document = settings.at_start(session)
+    session.services = services = Services(session)
+    guarded(_LOADER_WORKERS, accept_workers)(session.spool)
+
+    def describe() -> None:
+        settings.after_first_steps(session)
+        session.writer.document_changed.set()
+
+    def at_step(step: int) -> None:
+        if step == LAST_SETTINGS_STEP:
+            describe()
+
+    session.recorder.describe = guarded(_STEP_LOG, describe)
+    session.stepping.on_step.append(guarded(_STEP_LOG, at_step))
+    for begin in at_start:
+        guarded(_STEP_LOG, begin)(session)
+    session.stepping.on_step.append(services.at_step)
+    session.writer.document_changed.set()
+    services.sampler.start()
+    services.status_thread.start()
+
+
+def _flush(session: Session, ending: bool = False) -> None:
+    """Copy everything recorded so far to the run directory, within the time that the job's end may wait.
+
+    The rest stays in the spool. ``ending``: nothing is recorded any more.
+    """
+    services: Services | None = session.services
+    if services is None:
+        return
+    begun_s = time.monotonic()
+    closing_s = _end_steps(session, services, begun_s + session.patience_s - _COPYING_S)
+    deadline_s = max(begun_s + closing_s + session.patience_s, time.monotonic() + _NO_WAIT_S)
+    session.document["ended_ns"] = time.time_ns()
+    recorder = session.recorder
+    recorder.write_now(f"{{{LineField.END.key}true{LineField.TIME_NS.next_key}{time.time_ns()}}}\n")
+    recorder.heartbeat.end(recorder.step)
+    if ending:
+        services.sampler.stop(deadline_s)
+        services.status_thread.stop()
+    services.sampler.write_out(deadline_s)
+    if not session.writer.flush(deadline_s, ending):
+        _report_uncopied(session)
+    waited_s = time.monotonic() - begun_s - closing_s
+    session.patience_s -= min(session.patience_s, max(0.0, waited_s - _NO_WAIT_S))
+
+
+def _end_steps(session: Session, services: Services, deadline_s: float) -> float:
+    """Finish what the steps so far have begun, waiting for the window until ``deadline_s`` (monotonic). Returns how
+    long torch took to close the profiler, s."""
+    captures = services.captures
+    closed_before_s = captures.closing_s
+    session.stepping.finish()
+    if session.devices is not None:
+        session.devices.finish()
+    settings.after_first_steps(session)
+    captures.finish(deadline_s)
+    return captures.closing_s - closed_before_s
+
+
+def _report_uncopied(session: Session) -> None:
+    record = f"{session.run} did not accept in time what rank {session.rank} recorded last"
+    message = (
+        f"{record}; it waits in {session.spool.directory}, and `ddpdoctor analyze {session.run}` fetches it."
+    )
+    guard.part("end of the job").failed(TimeoutError(record), record, message)
+
+
+def _write_end_status(session: Session) -> None:
+    """Write how the interpreter ends."""
+    if session.services is not None:
+        session.services.status_thread.write_end_status()
+
+
+def _stop(session: Session) -> None:
+    """Flush, then end the session."""
+    try:
+        _flush(session, ending=True)
+    finally:
+        session.services = None
+        forget_windows(session)
+
 
 at_fork: list[Callable[[], None]] = []
 """Functions to call in a forked child, where calls in progress are the parent's."""
@@ -54,7 +164,7 @@ def arm(rank: int, world_size: int, joining_ns: int | None = None) -> Session | 
     end_unjoined()
     if session is not None:
         session.joining_ns = joining_ns
-        services.start(session)
+        _start(session)
         active.start(session)
     return session
 
@@ -95,14 +205,14 @@ def flush() -> None:
     for a limited time."""
     session = active.session
     if session is not None and session.recorder.pid == os.getpid():
-        services.flush(session)
+        _flush(session)
 
 
 def disarm() -> None:
     """End the recording in an orderly way."""
     session = active.session
     if session is not None and session.recorder.pid == os.getpid():
-        services.stop(session)
+        _stop(session)
     active.stop()
 
 
@@ -125,7 +235,7 @@ def write_end_status(error: BaseException | None = None) -> None:
         set_fatal_exception(error)
     session = active.session
     if session is not None and session.recorder.pid == os.getpid():
-        guarded(_PART, services.write_end_status)(session)
+        guarded(_PART, _write_end_status)(session)
     write_unjoined_end()
 
 
@@ -144,3 +254,17 @@ def watch_process() -> None:
     atexit.register(guarded(guard.part("profiler window"), close_left_open))
     atexit.register(_at_exit)
     os.register_at_fork(after_in_child=guarded(guard.part("fork"), forget))
+
+
+_MARKS = guard.part("step marks")
+
+
+def _mark() -> None:
+    session = active.session or arm_alone()
+    if session is not None:
+        session.follow_training_thread()
+        session.stepping.mark()
+
+
+step = guarded(_MARKS, _mark)
+"""What ``ddpdoctor.step()`` calls in a rank."""

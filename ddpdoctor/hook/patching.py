@@ -96,12 +96,12 @@ def around(  # noqa: C901
                 raise
         return result
 
-    _not_counted(wrapper)
+    not_counted(wrapper)
     not_compiled(wrapper)
     return wrapper
 
 
-def _not_counted(function: Any) -> None:
+def not_counted(function: Any) -> None:
     """Have ``warnings`` skip ``function`` when it counts frames."""
     function.__code__ = _uncounted(function.__code__)
 

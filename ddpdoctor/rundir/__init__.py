@@ -28,7 +28,7 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
 ::
 
     formats     layout (names, run ids), stepevents (also phases), notes, typed (types of fields)
-    writing     spool (also of data loader workers), segments, heartbeat, sources
+    writing     spool (also of data loader workers), segments, heartbeat, calls_page, sources
     copying     draining, handover (documents, traces), compaction
     of a host   host_files (documents, locks, ranks before init_process_group), requests (living ranks, and requests to them)
     ends        liveness, ends (how a job and its ranks ended)
@@ -40,6 +40,7 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
 from typing import TYPE_CHECKING
 
 from ..deferred import deferred
+from .calls_page import CALL_SLOTS, CALLS_PAGE, OWN_SLOTS, Call, CallsPage, lines_of_calls
 from .compaction import DiskBudget, rank_budget
 from .draining import BusyError, discard, drain, recover
 from .files import (
@@ -58,7 +59,7 @@ from .files import (
     write_json,
 )
 from .handover import RAW_FILE, TooLargeError
-from .heartbeat import Heartbeat
+from .heartbeat import ENDS_AT, ENDS_MASK, STEPS_AT, Heartbeat
 from .host_files import HostLock, copier_lock_is_held, host_document, remove_root
 from .layout import (
     CALLS_FILE,
@@ -135,13 +136,11 @@ from .stepevents import (
     Mark,
     Phase,
     WorkerField,
+    brief_lines,
     renamed,
 )
 from .stops import (
-    CALL_SLOT_BYTES,
-    CALL_SLOTS,
     ENDING_SCHEMA,
-    OWN_SLOTS,
     PROGRESS_SCHEMA,
     STANDING_SCHEMA,
     End,

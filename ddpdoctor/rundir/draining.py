@@ -22,16 +22,17 @@ from contextlib import contextmanager, suppress
 from typing import Callable, NamedTuple
 
 from . import layout, owned
+from .calls_page import CALLS_PAGE
 from .compaction import DiskBudget, stream_end, stream_end_of, thinned_head
 from .compaction import clear as clear_thinned
 from .files import reason_of
 from .handover import add_trouble, copy_documents, copy_stop_files, take_traces
-from .heartbeat import HEARTBEAT_FILE
+from .heartbeat import HEARTBEAT_FILE, unwritten_steps
 from .host_files import copy_host_documents
-from .liveness import WRITER_FILES
+from .liveness import WRITER_FILES, State, writer_in
 from .segments import segments_in, uncopied_bytes, whole_lines
 from .spool import RESERVE_FILE, path_name, roots_of, spools_in
-from .stepevents import LineField
+from .stepevents import LineField, brief_lines
 
 PATIENCE_S = 2.0
 """Seconds that a copy waits for another copy of the same spool, whose process may be suspended."""
@@ -126,6 +127,8 @@ def drain(
             if run is not None:
                 target = _place_in(run, target)
             _refuse_foreign(layout.run_of(target), root)
+            if (remove or with_stop_files) and writer_in(spool_fd).state is not State.WRITING:
+                _complete_steps(spool_fd)
             try:
                 with owned.folder(layout.run_of(target), links=True) as run_folder:
                     if not owned.is_own(run_folder):
@@ -223,6 +226,26 @@ def _refuse_foreign(run: str, root: str) -> None:
     layout.refuse_other_run(run, known)
 
 
+def _complete_steps(spool: int) -> None:
+    """Write to the stream those steps of a rank that has ended which only its heartbeat's page has. Raises OSError."""
+    parts = segments_in(spool).get(layout.STEPS_FILE)
+    if not parts or owned.identity_of(HEARTBEAT_FILE, spool) is None:
+        return
+    lines = whole_lines(owned.read_file(parts[-1][1], spool))
+    known = _STEP.findall(lines)
+    first, times_ns = unwritten_steps(
+        owned.read_file(HEARTBEAT_FILE, spool), int(known[-1]) + 1 if known else 0
+    )
+    if times_ns:
+        segment = owned.open_file(parts[-1][1], spool, os.O_WRONLY | os.O_APPEND)
+        try:
+            # Of a line that was being written nothing stays.
+            os.ftruncate(segment, len(lines))
+            _append(segment, brief_lines(first, times_ns).encode())
+        finally:
+            os.close(segment)
+
+
 def _copy_all(spool: int, rank_fd: int, beat: Callable[[], None]) -> None:
     for stream, parts in segments_in(spool).items():
         if stream in _STREAMS and (
@@ -272,7 +295,8 @@ def _clear(spool: int) -> None:
         | layout.STOP_FILES
         | layout.QUESTIONS
         | WRITER_FILES
-        | {layout.TARGET_FILE, RESERVE_FILE, _LOCK_FILE, layout.CARRIED_FILE, HEARTBEAT_FILE}
+        | {layout.TARGET_FILE, RESERVE_FILE, _LOCK_FILE, layout.CARRIED_FILE, HEARTBEAT_FILE, CALLS_PAGE}
+        | {layout.CALLS_FILE}
         | {f"{name}{layout.ASIDE}" for name in layout.DOCUMENTS}
     )
     known |= {layout.handover_file(number) for number in range(layout.MOST_CAPTURES + 1)}

@@ -3,7 +3,7 @@
 ::
 
     <spool>/rank.json, flight.json     as they are to be in the run directory; gone once they are there; and ending.json
-    <spool>/progress.json, standing.json, hang_flight.json, faults.txt, calls.jsonl
+    <spool>/progress.json, standing.json, hang_flight.json, faults.txt, calls
                                        status files of a rank that stopped: copied after a request, or once the rank has ended
     <spool>/question                   the number of the launcher's request to the rank
     <spool>/trace.handover             where the uncompressed trace is, what to write before it, how large it may become
@@ -30,8 +30,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, Callable
 
 from . import layout
+from .calls_page import CALLS_PAGE, lines_of_calls
 from .liveness import State, Writing, last_change_s, writer_in
-from .owned import encoded, open_file, private_folder, read_file, read_object, replace_file
+from .owned import encoded, identity_of, open_file, private_folder, read_file, read_object, replace_file
 from .spool import own_roots_pattern
 
 RAW_FILE = "trace.json"
@@ -94,6 +95,11 @@ def copy_stop_files(spool: int, rank_fd: int, over: bool) -> None:
             continue
         if data:
             replace_file(name, rank_fd, data, mode=0o666)
+    lines = (
+        lines_of_calls(read_file(CALLS_PAGE, spool)) if identity_of(CALLS_PAGE, spool) is not None else b""
+    )
+    if lines:
+        replace_file(layout.CALLS_FILE, rank_fd, lines, mode=0o666)
     _write_outcomes(spool, {**_outcomes(spool), "last_words": mark})
 
 

@@ -29,7 +29,6 @@ from __future__ import annotations
 import errno
 import glob
 import hashlib
-import mmap
 import os
 import tempfile
 import time
@@ -156,7 +155,7 @@ class Spool:
                 _remove_begun(self._name, root_fd)
                 raise
         self._streams: dict[str, Segment] = {}
-        self._shared: list[Segment] = []
+        self._shared: list[tuple[Segment, memoryview]] = []
         self._no_room_until_s = 0.0
         self._changed_ns = 0
         self._closed = False
@@ -270,12 +269,14 @@ class Spool:
         with layout.opened_spool(self.directory) as spool_fd, suppress(FileNotFoundError):
             os.unlink(name, dir_fd=spool_fd)
 
-    def shared(self, name: str, size: int) -> mmap.mmap:
-        """Memory of ``size`` bytes, all NUL, that is the content of a new file here and survives the process; until
-        ``close``. Raises OSError."""
+    def shared(self, name: str, size: int) -> memoryview:
+        """Memory of ``size`` bytes, as numbers of eight bytes each, all 0, that is the content of a new file here and survives the
+        process; until ``close``: who writes to it gets ValueError then. Raises OSError."""
         with layout.opened_spool(self.directory) as spool_fd:
-            self._shared.append(Segment(name, spool_fd, 0, size))
-        return self._shared[-1].memory
+            segment = Segment(name, spool_fd, 0, size)
+        numbers = memoryview(segment.memory).cast("q")
+        self._shared.append((segment, numbers))
+        return numbers
 
     def open_text(self, name: str) -> int:
         """A descriptor of a file here to whose end text is written. Raises OSError."""
@@ -309,7 +310,10 @@ class Spool:
     def close(self) -> None:
         """Close the segments; their content stays until it is copied."""
         self._closed = True
-        segments, self._streams = [*self._streams.values(), *self._shared], {}
+        segments, self._streams = list(self._streams.values()), {}
+        for segment, numbers in self._shared:
+            numbers.release()
+            segments.append(segment)
         self._shared.clear()
         for segment in segments:
             segment.close()

@@ -12,6 +12,7 @@ With them, the phases in which a rank's training thread can be: names, groups, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 
@@ -217,6 +218,18 @@ class LineField(_Name):
     to wait so long. With it ``HELD`` and ``LOOKED_NS``."""
     LOOKED_NS = "n"
     """For how long the looks of ``CLOSER`` were taken."""
+
+
+_BRIEF_LINE = f"{{{LineField.STEP.key}%d{LineField.TIME_NS.next_key}[%d,%d]{LineField.THIN.next_key}true}}\n"
+
+
+def brief_lines(first: int, times_ns: Sequence[int]) -> str:
+    """The lines of steps of which only the times are known, from the step ``first`` on; ``times_ns`` are start and end of each, epoch ns,
+    in turn."""
+    numbers: list[int] = []
+    for index in range(0, len(times_ns), 2):
+        numbers += first + index // 2, times_ns[index], times_ns[index + 1]
+    return _BRIEF_LINE * (len(times_ns) // 2) % tuple(numbers)
 
 
 class WorkerField(_Name):

@@ -29,6 +29,7 @@ from enum import Enum
 from typing import Any
 
 from . import layout, typed
+from .calls_page import CALL_SLOTS, OWN_SLOTS
 from .files import folders_in, parsed, read_bounded, read_json, unreadable
 from .notes import Note
 from .stepevents import CallField
@@ -42,9 +43,7 @@ ASKED_SCHEMA = "ddpdoctor.asked/1"
 _READ_TOO = {STALL_SCHEMA: "ddpdoctor.stall/1"}
 """Schemas of an earlier version that are read, too."""
 
-CALL_SLOTS, OWN_SLOTS, CALL_SLOT_BYTES = 32, 8, 256
-"""Calls from Python that are kept, behind them those that DDP issues itself, and bytes of each: the name of a group is the longest
-part of it, and has some twenty letters. What a job calls in an evaluation every thousand steps must not be pushed out by DDP's."""
+_MOST_CALLS_BYTES = (CALL_SLOTS + OWN_SLOTS) * 512
 MOST_FAULTS_BYTES = 1 << 20
 """A fault's text of a hundred threads with a hundred frames each has less."""
 
@@ -147,9 +146,7 @@ def _rank_stop(rank: int, repeat: int, path: str, notes: list[Note]) -> RankStop
         document_in(path, layout.ENDING_FILE, ENDING_SCHEMA, typed.ENDING, notes),
         flight if os.path.lexists(flight) else None,
         _read(os.path.join(path, layout.FAULTS_FILE), MOST_FAULTS_BYTES, notes).decode(errors="replace"),
-        _calls(
-            _read(os.path.join(path, layout.CALLS_FILE), (CALL_SLOTS + OWN_SLOTS) * CALL_SLOT_BYTES, notes)
-        ),
+        _calls(_read(os.path.join(path, layout.CALLS_FILE), _MOST_CALLS_BYTES, notes)),
     )
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import mmap
 from typing import Any
 
 from ddpdoctor.hook.recording.crash_records import Calls
-from ddpdoctor.rundir import CALL_SLOTS, OWN_SLOTS
+from ddpdoctor.rundir import CALL_SLOTS, OWN_SLOTS, lines_of_calls
 
 SUM, GRADIENTS = '"k":"coll","op":"all_reduce","pg":"0"', '"k":"bwd","pg":"0"'
 
@@ -15,19 +14,19 @@ SUM, GRADIENTS = '"k":"coll","op":"all_reduce","pg":"0"', '"k":"bwd","pg":"0"'
 class Memory:
     """What a spool gives to write in."""
 
-    def shared(self, name: str, size: int) -> mmap.mmap:
-        self.memory = mmap.mmap(-1, size)
-        return self.memory
+    def shared(self, name: str, size: int) -> memoryview:
+        self.memory = bytearray(size)
+        return memoryview(self.memory).cast("q")
 
     def rows(self) -> list[dict[str, Any]]:
-        text = self.memory[:].decode().replace("\0", "")
-        return sorted((json.loads(line) for line in text.splitlines()), key=lambda row: row["call"])
+        lines = lines_of_calls(bytes(self.memory)).splitlines()
+        return sorted(map(json.loads, lines), key=lambda row: row["call"])
 
 
 def test_calls_of_a_group_are_numbered_whoever_issues_them() -> None:
     memory = Memory()
     calls = Calls(memory)  # type: ignore[arg-type]
-    calls.end(calls.begin_own(calls.recurring(GRADIENTS, "0"), 0))
+    calls.end(calls.begin(calls.recurring(GRADIENTS, "0"), 0, own=True))
     calls.end(calls.begin(calls.recurring(SUM, "0"), 0))
     calls.begin(calls.recurring('"k":"coll","op":"isend","pg":"0"', None), 0)
     calls.end(calls.begin(calls.recurring(SUM.replace('"0"', '"1"'), "1"), 1))
@@ -43,7 +42,7 @@ def test_what_ddp_issues_in_every_step_pushes_out_no_call_from_python() -> None:
     calls = Calls(memory)  # type: ignore[arg-type]
     calls.end(calls.begin(calls.recurring(SUM, "0"), 0))
     for step in range(3 * OWN_SLOTS + CALL_SLOTS):
-        calls.end(calls.begin_own(calls.recurring(GRADIENTS, "0"), step))
+        calls.end(calls.begin(calls.recurring(GRADIENTS, "0"), step, own=True))
     rows = memory.rows()
     assert (len(rows), rows[0]["k"]) == (1 + OWN_SLOTS, "coll")
     last = rows[-1]["n"]

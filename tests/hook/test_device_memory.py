@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddpdoctor.hook import guard
-from ddpdoctor.hook.stalls.devicememory import SAME_LOOKS, DeviceMemory
+from ddpdoctor.hook.stalls.status_thread import SAME_LOOKS, DeviceMemory
 from ddpdoctor.measure.memory import memory_of
 from ddpdoctor.measure.steplog import read_rank_log
 from ddpdoctor.rundir import MEMORY_FILE, Phase, RunDirectory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from importlib import import_module
 from threading import get_ident
 from types import SimpleNamespace
@@ -21,7 +22,12 @@ def test_a_line_that_another_thread_adds_while_others_are_written_is_written_wit
         written.append(data)
         return True
 
-    recorder = SimpleNamespace(pending=["first\n"], spool=SimpleNamespace(write=write))
+    recorder = SimpleNamespace(
+        pending=["first\n"],
+        spool=SimpleNamespace(write=write),
+        write_brief_steps=lambda: None,
+        _writing=nullcontext(),
+    )
     Recorder.write_now(recorder, "second\n")
     Recorder.write_now(recorder, "third\n")
     assert written == [b"first\nsecond\n", b"meanwhile\nthird\n"] and recorder.pending == []
@@ -30,7 +36,7 @@ def test_a_line_that_another_thread_adds_while_others_are_written_is_written_wit
 def test_an_error_before_a_checkpoint_hides_none_of_those_after_it(monkeypatch) -> None:
     """A signal handler of the job's may raise in the midst of our code."""
     events: list[str] = []
-    checkpoints = import_module("ddpdoctor.hook.patches.checkpoints")  # as the hook itself loads it
+    checkpoints = import_module("ddpdoctor.hook.patches.others")  # as the hook itself loads it
 
     def struck() -> str:
         raise KeyboardInterrupt
@@ -42,7 +48,7 @@ def test_an_error_before_a_checkpoint_hides_none_of_those_after_it(monkeypatch) 
         thread=get_ident(),
     )
     monkeypatch.setattr(checkpoints, "active", SimpleNamespace(recorder=recorder))
-    before, after = checkpoints._event(EventKind.SAVE)
+    before, after = checkpoints.checkpoint_event(EventKind.SAVE)
     with pytest.raises(KeyboardInterrupt):
         before((), {})
     recorder.lines.caller = lambda: ""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -24,7 +27,7 @@ from ddpdoctor.hook.recording.recorder import (
     Thinning,
 )
 from ddpdoctor.measure.steplog import Step, read_rank_log
-from ddpdoctor.rundir import EventKind, RankRecord, Spool, drain, make_spool_root
+from ddpdoctor.rundir import STEPS_FILE, EventKind, RankRecord, Spool, drain, make_spool_root
 from tests.launch.launched import make_run
 
 from .recording import HookOptions, forked, plain_environment, run_recorded
@@ -137,7 +140,9 @@ def test_steps_of_which_only_the_times_are_kept_lie_end_to_end(recorder, tmp_pat
     begin = recorder.start_perf_ns
     active.record(full=False)
     recorder.end_step(recorder.cut(begin + 5_000_000))
+    recorder.brief_until = 8
     assert recorder.end_brief_step(begin + 9_000_000)
+    recorder.write_brief_steps()
     drain(recorder.spool.directory)
     first, second = read_steps(tmp_path)
     assert (first.length_ns, second.length_ns) == (5_000_000, 4_000_000) and second.start_ns == first.end_ns
@@ -145,13 +150,15 @@ def test_steps_of_which_only_the_times_are_kept_lie_end_to_end(recorder, tmp_pat
 
 def test_a_checkpoint_is_recorded_in_a_step_of_which_else_only_the_times_are_kept(recorder, tmp_path):
     begin = recorder.start_perf_ns
-    before, after = import_module("ddpdoctor.hook.patches.checkpoints")._event(EventKind.SAVE)
+    before, after = import_module("ddpdoctor.hook.patches.others").checkpoint_event(EventKind.SAVE)
     active.recorder = recorder
     active.record(full=False)
     after(before((), {}), None)
     assert not recorder.end_brief_step(begin + 4_000_000), "it is no brief step"
     recorder.end_step(recorder.cut(begin + 5_000_000))
+    recorder.brief_until = 8
     assert recorder.end_brief_step(begin + 9_000_000)
+    recorder.write_brief_steps()
     drain(recorder.spool.directory)
     saved, brief = read_steps(tmp_path)
     assert [event.kind for event in saved.events] == [EventKind.SAVE] and not brief.events
@@ -161,13 +168,13 @@ def test_a_checkpoint_is_recorded_in_a_step_of_which_else_only_the_times_are_kep
 @pytest.mark.parametrize("kind", [EventKind.SAVE, EventKind.LOAD])
 def test_a_checkpoint_that_raises_is_none(recorder, tmp_path, kind):
     """Neither the step's event nor the note of the last saved step, from which restarts are counted."""
-    checkpoints = import_module("ddpdoctor.hook.patches.checkpoints")
+    checkpoints = import_module("ddpdoctor.hook.patches.others")
 
     def full(path):
         if path == "full":
             raise OSError(28, "No space left on device")
 
-    timed = checkpoints.around(full, checkpoints._PART, *checkpoints._event(kind))
+    timed = checkpoints.around(full, checkpoints._CHECKPOINTS, *checkpoints.checkpoint_event(kind))
     active.recorder = recorder
     active.record(full=True)
     with pytest.raises(OSError, match="No space left"):
@@ -234,3 +241,30 @@ def test_calls_of_a_group_are_not_told_as_those_of_a_group_destroyed_before(tmp_
     lines = (recorded.run / "ranks/00000/calls.jsonl").read_text().replace("\0", "").splitlines()
     calls = sorted((json.loads(line) for line in lines), key=lambda call: call["call"])
     assert [call["pg"] for call in calls][-10:] == recorded.process.stdout.split()
+
+
+@pytest.mark.parametrize("logged", [0, 3, 19])
+def test_a_killed_rank_leaves_the_times_of_all_its_steps(tmp_path, logged):
+    """Those too that were to be written to the log together with later ones."""
+    run = make_run(tmp_path / "run")
+    root = make_spool_root(str(run))
+    child = os.fork()
+    if not child:
+        recorder = Recorder(Spool(root, 0, str(run)), CodeKinds())
+        begin = recorder.start_perf_ns
+        recorder._full_block = False
+        active.record(full=False)
+        recorder.brief_until = 64
+        for step in range(20):
+            if step in (0, logged):  # the first one is written with what precedes all steps
+                recorder.end_step(recorder.cut(begin + 1_000_000 * (step + 1)))
+            else:
+                recorder.end_brief_step(begin + 1_000_000 * (step + 1))
+        recorder.spool._streams[STEPS_FILE].memory[-9:] = b'{"step":1'
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    (spool,) = Path(root).iterdir()
+    drain(str(spool), remove=True)
+    steps = read_steps(tmp_path)
+    assert [(step.number, step.length_ns) for step in steps] == [(each, 1_000_000) for each in range(20)]
+    assert all(one.end_ns == two.start_ns for one, two in pairwise(steps))

@@ -8,15 +8,15 @@ missing.
 """
 
 PARTS = (
-    "arming",
+    "others.install_process_groups",
     "optimizers",
-    "unhooked",
+    "optimizers.install_unhooked",
     "others.install_constructors",
     "ddp",
     "backward",
     "collectives",
     "dataloader",
-    "checkpoints",
+    "others.install_checkpoints",
     "others.install_garbage",
     "others.install_profilers",
     "others.install_spawned",

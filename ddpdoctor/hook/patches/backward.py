@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from threading import get_ident
 from time import perf_counter_ns
 from types import FrameType
-from typing import Any
+from typing import Any, Callable
 
 from ...rundir import EventField, EventKind, Phase
 from ..guard import part
-from ..patching import Patches, around
+from ..patching import Patches, around, counted, not_compiled, not_counted
 from ..recording import MOST_PLACES, Call, Session, active, backwards, exception_recorder, recording_here
 from . import ddp, optimizers
 
 _PART = part("backward passes")
 _BACKWARD = EventKind.BACKWARD.opening
 _REDUCING = EventKind.BACKWARD.opening + EventField.GROUP.next_key
+
+_METHOD: Any = None
+"""The code of ``Tensor.backward``, from the installation on."""
 
 _Token = tuple[Session, int, str, int]
 """The recording, the start, 0 in steps of which only the times are kept, the field with the source line, and where the call was
@@ -28,73 +32,104 @@ class Usual:
     """The backward that was called last; usually the next one is called from the same line and reduces the same
     model."""
 
-    __slots__ = ("above", "above_at", "at", "call", "code", "model")
+    __slots__ = ("above", "at", "call", "code", "model", "where")
 
-    def __init__(self, frame: FrameType, above: FrameType, call: Call, model: weakref.ref[Any]) -> None:
-        self.code, self.at, self.above, self.above_at = (
-            frame.f_code,
-            frame.f_lasti,
-            above.f_code,
-            above.f_lasti,
-        )
-        self.call, self.model = call, model
+    def __init__(self, frame: FrameType, call: Call, model: weakref.ref[Any], where: str) -> None:
+        """``frame`` called torch's function, or this one's caller did: ``Tensor.backward``."""
+        caller = frame.f_back
+        is_method = frame.f_code is _METHOD and caller is not None
+        self.above = 2 if is_method else 1
+        """How many frames above the wrapper the caller is."""
+        called = caller if is_method and caller is not None else frame
+        self.code, self.at = called.f_code, called.f_lasti
+        self.call, self.model, self.where = call, model, where
 
 
-def _before(args: Any, kwargs: Any) -> _Token | int | None:
+def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:  # noqa: C901
+    """As ``around``, with a short way for a backward from the usual line in a step of which only the times are kept. It is
+    taken in almost every step, where the caches are cold before and after the backward: it makes as few calls as can be."""
+    failed = exception_recorder(Phase.BACKWARD)
+    recorded = around(original, _PART, _before, _after, failed=failed)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901
+        place, current = -1, active.session
+        if current is not None and not backwards.full and not _PART.off:
+            try:
+                recorder, backward = current.recorder, current.backward
+                usual = backward.usual
+                if usual is not None and not backward.depth and recorder.thread == get_ident():
+                    frame, model = sys._getframe(usual.above), usual.model()
+                    if frame.f_code is usual.code and frame.f_lasti == usual.at and model is not None:
+                        if model.require_backward_grad_sync:
+                            place = recorder.calls.begin(usual.call, recorder.step, own=True)
+                            numbers = recorder.calls.numbers
+                            # Last: it would stay raised where a handler of the job's raised before this.
+                            backward.depth = 1
+            except Exception as error:
+                place = -1
+                if not counted(_PART, error):
+                    raise
+        try:
+            if place < 0:
+                return recorded(*args, **kwargs)
+            result = original(*args, **kwargs)
+        except BaseException as raised:
+            if place >= 0:
+                backward.depth = 0
+                try:
+                    failed(raised)
+                except Exception as error:
+                    if not counted(_PART, error):
+                        raise
+            # Without the line of this wrapper, as in ``around``.
+            raised.__traceback__ = raised.__traceback__ and raised.__traceback__.tb_next
+            raise
+        backward.depth = 0
+        try:
+            numbers[place] = 0
+        except (TypeError, ValueError):
+            pass  # the recording has ended
+        return result
+
+    not_counted(wrapper)
+    not_compiled(wrapper)
+    return wrapper
+
+
+def _before(args: Any, kwargs: Any) -> _Token | None:
     current = active.session
     if current is None:
         return None
-    recorder, backward = current.recorder, current.backward
+    recorder, backward, full = current.recorder, current.backward, backwards.full
     here = recorder.thread == get_ident()
-    if backwards.full or backward.depth:
-        return _before_in_full(current, here, args[0] if args else kwargs.get("tensors"))
-    if not here:
+    if not here and (current.thread_is_known or not full):
         return None
-    # In every step, so in as few operations as can be.
-    frame = sys._getframe(2)
-    above = frame.f_back or frame
-    usual = backward.usual
-    if (
-        usual is not None
-        and usual.code is frame.f_code
-        and usual.at == frame.f_lasti
-        and usual.above is above.f_code
-        and usual.above_at == above.f_lasti
-        and getattr(usual.model(), "require_backward_grad_sync", False)
-    ):
-        place = recorder.calls.begin_own(usual.call, recorder.step)
-    else:
-        place = _begin_reduction(current, frame, above)[1]
+    where, place = "", -1
+    if here and not backward.depth:
+        where, place = _begin_reduction(current, sys._getframe(3))
+        if full:
+            backward.steps_optimizer = False
+            if current.models.open:
+                ddp.interrupt(current, perf_counter_ns(), args[0] if args else kwargs.get("tensors"))
+            if current.devices is not None and current.devices.timing:
+                current.devices.mark("bwd")
+    start = perf_counter_ns() if full else 0
     # Last: it would stay raised where a handler of the job's raised before this.
-    backward.depth = 1
-    return place
-
-
-def _before_in_full(current: Session, here: bool, loss: Any) -> _Token | None:
-    if not here and (current.thread_is_known or not backwards.full):
-        return None
-    where, place, backward = "", -1, current.backward
-    if not backward.depth:
-        if here:
-            frame = sys._getframe(3)
-            where, place = _begin_reduction(current, frame, frame.f_back or frame)
-        if backwards.full:
-            _look(current, here, loss)
-    start = perf_counter_ns() if backwards.full else 0
     backward.depth += 1
     return current, start, where, place
 
 
-def _begin_reduction(current: Session, frame: FrameType, above: FrameType) -> tuple[str, int]:
+def _begin_reduction(current: Session, frame: FrameType) -> tuple[str, int]:
     """The field with the source line. A backward in which DDP reduces gradients synchronizes all ranks, so it is
     written in every step, like a collective."""
     calls, model = current.recorder.calls, current.models.to_reduce()
-    where = _line_of(current, frame, above)
+    where = _line_of(current, frame, frame.f_back or frame)
     if model is None:
         return where, -1
     call = calls.recurring(f'{_REDUCING}"{model.group}"{where}', model.group)
-    current.backward.usual = Usual(frame, above, call, model.ref)
-    return where, calls.begin_own(call, current.recorder.step)
+    current.backward.usual = Usual(frame, call, model.ref, where)
+    return where, calls.begin(call, current.recorder.step, own=True)
 
 
 def _line_of(current: Session, frame: FrameType, above: FrameType) -> str:
@@ -111,26 +146,7 @@ def _line_of(current: Session, frame: FrameType, above: FrameType) -> str:
     return before[0]
 
 
-def _look(current: Session, here: bool, loss: Any) -> None:
-    current.backward.steps_optimizer = False
-    if current.models.open and here:
-        ddp.interrupt(current, perf_counter_ns(), loss)
-    if current.devices is not None and current.devices.timing:
-        current.devices.mark("bwd")
-
-
-def _after(token: _Token | int, result: Any) -> None:
-    if not isinstance(token, int):
-        _after_in_full(token, result)
-        return
-    current = active.session
-    if current is not None:
-        current.backward.depth = 0
-        if not isinstance(result, BaseException):
-            current.recorder.calls.end(token)
-
-
-def _after_in_full(token: _Token, result: Any) -> None:
+def _after(token: _Token, result: Any) -> None:
     current, start, where, place = token
     end = perf_counter_ns() if start else 0
     backward = current.backward
@@ -158,6 +174,6 @@ def install(patches: Patches) -> None:
     """Replace ``torch.autograd.backward``, which ``Tensor.backward`` looks up at each call."""
     import torch
 
-    failed = exception_recorder(Phase.BACKWARD)
-    wrapper = around(torch.autograd.backward, _PART, _before, _after, failed=failed)
-    patches.attribute(torch.autograd, "backward", wrapper)
+    global _METHOD
+    _METHOD = torch.Tensor.backward.__code__
+    patches.attribute(torch.autograd, "backward", _wrapped(torch.autograd.backward))

@@ -22,22 +22,11 @@ _BROADCAST = EventKind.BROADCAST.opening + EventField.MODULE.next_key
 _BROADCASTING = EventKind.BROADCAST.opening + EventField.GROUP.next_key
 _ELEMENTS = EventField.ELEMENTS.next_key
 
-_Forward = tuple[Session, Any, int, str]
-"""The recording, the DDP module, the start, and the field with the size of the inputs."""
 _Buffers = tuple[Session, Any, int, int]
 """The recording, the DDP module, the start, and where the call was written down."""
 _TimedForward = tuple[Session, Any, int, str, Optional[OpenForward]]
-"""The same, and its entry among those in progress; None on another thread than the training thread."""
-
-
-def _before_forward(args: Any, kwargs: Any) -> _Forward | None:
-    current = active.session
-    if current is None:
-        return None
-    if current.recorder.thread != get_ident():
-        return None if current.thread_is_known else (current, args[0], perf_counter_ns(), "")
-    size = input_elements((*args[1:], *kwargs.values()))
-    return current, args[0], perf_counter_ns(), f"{_ELEMENTS}{size}" if size else ""
+"""The recording, the DDP module, the start, the field with the size of the inputs, and its entry among those in progress; None on
+another thread than the training thread."""
 
 
 def _before_data_parallel(args: Any, kwargs: Any) -> None:
@@ -45,14 +34,19 @@ def _before_data_parallel(args: Any, kwargs: Any) -> None:
 
 
 def _before_timed_forward(args: Any, kwargs: Any) -> _TimedForward | None:
-    token = _before_forward(args, kwargs)
-    if token is None:
+    current, ddp, elements, forward = active.session, args[0], "", None
+    if current is None:
         return None
-    current, ddp, start, elements = token
-    forward = None
     if current.recorder.thread == get_ident():
+        size = input_elements((*args[1:], *kwargs.values()))
+        elements = f"{_ELEMENTS}{size}" if size else ""
+        start = perf_counter_ns()
         forward = OpenForward(ddp, start, elements)
         current.models.open.append(forward)
+    elif current.thread_is_known:
+        return None
+    else:
+        start = perf_counter_ns()
     if current.devices is not None and current.devices.timing and _is_grad_enabled():
         current.devices.mark("fwd")
     return current, ddp, start, elements, forward
@@ -108,7 +102,7 @@ def _before_buffers(args: Any, kwargs: Any) -> _Buffers | None:
     group = group_name(getattr(ddp, "process_group", None))
     fields = f'{_BROADCASTING}"{group}"{recorder.lines.caller()}'
     recorder.flush_definitions()
-    place = recorder.calls.begin_own(recorder.calls.recurring(fields, group), recorder.step)
+    place = recorder.calls.begin(recorder.calls.recurring(fields, group), recorder.step, own=True)
     return current, ddp, perf_counter_ns(), place
 
 

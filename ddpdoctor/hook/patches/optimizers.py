@@ -3,6 +3,10 @@
 ``ZeroRedundancyOptimizer`` steps an optimizer inside its own step, and a subclass that calls ``super().step()`` fires twice.
 An optimizer in the backward (``_apply_optimizer_in_backward``) steps once per parameter; all of them together count once, at
 the end of the backward. A ``GradScaler`` that skips the step because of an inf is a step without an optimizer step.
+
+torch's own optimizers lose their hooks where ``torch.compile`` is used, in torch 2.1 and some later versions: its first call replaces
+their ``step``, for good, with the function that torch had wrapped to call the hooks, and marks those not wrapped yet as if they were.
+The hook wraps that function to do what the hooks do.
 """
 
 from __future__ import annotations
@@ -13,10 +17,10 @@ from time import perf_counter_ns
 from typing import Any
 
 from ...rundir import EventField, EventKind
-from .. import lifetime
+from .. import finder, lifetime
 from ..guard import part
 from ..job import Role, job_torch
-from ..patching import Patches, around, counted, guarded, not_compiled
+from ..patching import Patches, around, counted, guarded, not_compiled, torch_patches
 from ..recording import IN_BACKWARD, Session, active, backwards, starts
 from . import ddp
 
@@ -136,17 +140,18 @@ def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     possible.
     """
     at = perf_counter_ns()
+    if _PART.off:
+        return
     try:
         if not starts.full and optimizer is starts.alone() and sys._getframe(2).f_code is starts.caller:
             recorder = active.recorder
             if recorder is not None and recorder.end_brief_step(at):
                 return
+        _step_ended(optimizer, at, sys._getframe(1))
     except Exception as error:
         starts.full = True
         if not counted(_PART, error):
             raise
-        return
-    _look_at_end(optimizer, at, sys._getframe(1))
 
 
 def _step_ended(optimizer: Any, at: int, stepped: Any) -> None:
@@ -170,9 +175,6 @@ def _step_ended(optimizer: Any, at: int, stepped: Any) -> None:
         current.stepping.after_brief(at)
     else:
         _another_stepped(current, optimizer, caller, at)
-
-
-_look_at_end = guarded(_PART, _step_ended)
 
 
 def _expect_brief_steps(optimizer: Any, caller: Any) -> None:
@@ -269,3 +271,51 @@ def install(patches: Patches) -> None:
         patches.attribute(
             scaler.GradScaler, "step", around(scaler.GradScaler.step, _PART, _before_scaler, _after_scaler)
         )
+
+
+_DYNAMO = "torch._dynamo.eval_frame"
+_MARK = "hooked"
+"""The attribute of a ``step`` by which torch knows that it calls the hooks."""
+
+_Steps = dict[Any, tuple[Any, bool]]
+"""By class of optimizer: its ``step``, and whether that is marked."""
+
+
+def _steps(args: Any, kwargs: Any) -> _Steps:
+    from torch import optim
+
+    classes: list[Any] = [
+        each for each in vars(optim).values() if isinstance(each, type) and "step" in vars(each)
+    ]
+    return {each: (each.step, hasattr(each.step, _MARK)) for each in classes}
+
+
+def _hook_again(before: _Steps, result: Any) -> None:
+    for owner, (step, marked) in _steps((), {}).items():
+        former, was_marked = before[owner]
+        if marked and (not was_marked or getattr(former, "__wrapped__", None) is step):
+            torch_patches.attribute(owner, "step", around(step, _PART, _before_unhooked, _after_unhooked))
+
+
+def _before_unhooked(args: Any, kwargs: Any) -> Any | None:
+    before_step(args[0], args, kwargs)
+    return args[0]
+
+
+def _after_unhooked(optimizer: Any, result: Any) -> None:
+    if not isinstance(result, BaseException):
+        after_step(optimizer, perf_counter_ns())
+
+
+def install_unhooked(patches: Patches) -> None:
+    """Wait for the compiler, which most jobs never import."""
+    finder.after_import(_DYNAMO, __name__, "watch_compiler")
+
+
+def watch_compiler() -> None:
+    """Wrap the function that takes the hooks off, where this torch has one."""
+    patcher = getattr(sys.modules[_DYNAMO], "TorchPatcher", None)
+    patch: Any = getattr(patcher, "patch", None)
+    code = getattr(getattr(patch, "__wrapped__", patch), "__code__", None)
+    if code is not None and _MARK in code.co_consts:
+        torch_patches.attribute(patcher, "patch", around(patch, _PART, _steps, _hook_again))

@@ -1,20 +1,78 @@
-"""Wrappers of garbage collections, constructors, the job's own profilers, and spawned processes."""
+"""Wrappers of process groups, garbage collections, constructors, the job's own profilers, spawned processes, and checkpoints.
+
+A recording begins in ``init_process_group``; before ``destroy_process_group`` everything must be on disk, because Gloo sometimes
+aborts the process in it, and then no exit handler runs. Checkpoints are recorded in all steps, also in those of which else only the
+times are kept: they are rare, and the work since the last one is what a restart repeats.
+"""
 
 from __future__ import annotations
 
 import gc
 import importlib
+import time
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
 from ...rundir import EventKind
-from .. import lifetime
+from .. import finder, lifetime
 from ..guard import part
 from ..job import calling_frame, record_construction
-from ..patching import Patches, around, guarded
+from ..patching import After, Before, Patches, around, cell_of, guarded, torch_patches
 from ..profiling import constructed
 from ..recording import MOST_EVENTS, Recorder, active
+from ..stalls import note_join_started
+
+_PROCESS_GROUPS = part("arming")
+
+
+def _before_init(args: Any, kwargs: Any) -> int:
+    note_join_started()
+    recorder = active.recorder
+    if recorder is not None:
+        recorder.heartbeat.reopen()  # a process that trains several times, with a process group for each
+    return time.time_ns()
+
+
+def _after_init(joining_ns: int, result: Any) -> None:
+    import torch.distributed as dist
+
+    if isinstance(result, BaseException) or not dist.is_initialized():
+        return
+    lifetime.arm(dist.get_rank(), dist.get_world_size(), joining_ns)
+
+
+def _before_destroy(args: Any, kwargs: Any) -> bool | None:
+    recorder = active.recorder
+    if recorder is not None:
+        recorder.calls.known.clear()  # by the id of their process group, which the next one may get
+    group = args[0] if args else kwargs.get("group")
+    import torch.distributed as dist
+
+    if group is None or group is dist.group.WORLD:
+        lifetime.flush()
+        if recorder is not None and recorder.thread == get_ident():
+            recorder.record_as_at_first()
+    return None
+
+
+def install_process_groups(patches: Patches) -> None:
+    """Wrap both."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    cell = cell_of(c10d.init_process_group)
+    if cell is not None:
+        patches.cell(cell, around(cell.cell_contents, _PROCESS_GROUPS, _before_init, _after_init))
+    else:
+        wrapped = around(c10d.init_process_group, _PROCESS_GROUPS, _before_init, _after_init)
+        for module in (dist, c10d):
+            patches.attribute(module, "init_process_group", wrapped)
+    wrapped = around(c10d.destroy_process_group, _PROCESS_GROUPS, _before_destroy)
+    for module in (dist, c10d):
+        patches.attribute(module, "destroy_process_group", wrapped)
+    lifetime.watch_process()
+
 
 SHORTEST_NS = 200_000
 """Shorter collections are too frequent to be recorded each, and cost little."""
@@ -114,3 +172,71 @@ def install_spawned(patches: Patches) -> None:
     patches.attribute(
         spawn, "_wrap", around(spawn._wrap, part("exceptions of spawned processes"), failed=_caught)
     )
+
+
+_CHECKPOINTS = part("checkpoints")
+_DISTRIBUTED = {
+    "torch.distributed.checkpoint.state_dict_saver": (
+        EventKind.SAVE,
+        ("save", "async_save", "save_state_dict"),
+    ),
+    "torch.distributed.checkpoint.state_dict_loader": (EventKind.LOAD, ("load", "load_state_dict")),
+}
+
+_Token = tuple[int, str]
+"""The start, perf_counter_ns, and the fields of the event."""
+
+_depth = [0]
+"""How many of these functions are in progress, one in another."""
+
+
+def checkpoint_event(kind: EventKind) -> tuple[Before, After]:
+    opening = kind.opening
+
+    def before(args: Any, kwargs: Any) -> _Token | None:
+        recorder = active.recorder
+        if recorder is None or recorder.thread != get_ident():
+            return None
+        token = perf_counter_ns(), opening + recorder.lines.caller(through=True)
+        # Last: it would stay raised where a handler of the job's raised before this.
+        _depth[0] += 1
+        return token
+
+    def after(token: _Token, result: Any) -> None:
+        end = perf_counter_ns()
+        _depth[0] = max(0, _depth[0] - 1)
+        recorder = active.recorder
+        # One that raised leaves no checkpoint, or none that was read: what counts them must not see it.
+        if recorder is not None and not _depth[0] and not isinstance(result, BaseException):
+            recorder.add(token[0], end - token[0], token[1])
+            if kind is EventKind.SAVE:
+                recorder.note_saved()
+
+    return before, after
+
+
+def install_checkpoints(patches: Patches) -> None:
+    """Wrap ``torch.save`` and ``torch.load``, and the distributed checkpoint's once the job imports it."""
+    import torch
+
+    lifetime.depths.append(_depth)
+    for kind, name in ((EventKind.SAVE, "save"), (EventKind.LOAD, "load")):
+        original = getattr(torch, name)
+        timed = around(original, _CHECKPOINTS, *checkpoint_event(kind))
+        for module in (torch, torch.serialization):
+            if vars(module).get(name) is original:
+                patches.attribute(module, name, timed)
+    for module_name in _DISTRIBUTED:
+        finder.after_import(module_name, __name__, "install_distributed")
+
+
+def install_distributed() -> None:
+    """Wrap what has been imported of ``torch.distributed.checkpoint``."""
+    import sys
+
+    for module_name, (kind, names) in _DISTRIBUTED.items():
+        module = sys.modules.get(module_name)
+        for name in names:
+            original = vars(module).get(name) if module is not None else None
+            if original is not None and not hasattr(original, "_torchdynamo_disable"):
+                torch_patches.attribute(module, name, around(original, _CHECKPOINTS, *checkpoint_event(kind)))

@@ -6,8 +6,7 @@ at step numbers that all ranks share; other threads save it and sample stacks. `
 loader workers.
 """
 
-from .sampler import Sampler
-from .stacks import Place, can_be_read, stack_of
+from .sampler import Place, Sampler, can_be_read, stack_of
 from .trace_file import flight_recorder
-from .window import Captures, Window, close_left_open, constructed, forget
+from .window import Captures, Window, close_left_open, constructed, forget_windows
 from .workers import WorkerRecorder

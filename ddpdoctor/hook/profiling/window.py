@@ -81,7 +81,7 @@ windows: list[Window] = []
 """Windows of active sessions, and any that could not be closed."""
 
 
-def forget(session: Session) -> None:
+def forget_windows(session: Session) -> None:
     """Drop the windows of an ended session: a job may begin many, one for each process group that it makes."""
     windows[:] = [window for window in windows if window._session is not session or window._open]
 

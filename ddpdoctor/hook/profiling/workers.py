@@ -22,8 +22,7 @@ from ..guard import part
 from ..job import CodeKinds, Lines
 from ..patching import guarded
 from ..recording import ThreadTimes
-from .sampler import EARLY_S, GilWait
-from .stacks import Place, can_be_read, stack_of
+from .sampler import EARLY_S, GilWait, Place, can_be_read, stack_of
 
 MEAN_PERIOD_S = 0.1
 """Seconds between two samples of a young recording, each of which takes 0.3 ms of CPU time."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import sys
 import time
@@ -11,15 +10,11 @@ from types import CodeType, FrameType
 from typing import Any, Callable
 
 from ...rundir import (
-    CALL_SLOT_BYTES,
-    CALL_SLOTS,
-    CALLS_FILE,
     ENDING_FILE,
     ENDING_SCHEMA,
-    OWN_SLOTS,
-    CallField,
+    Call,
+    CallsPage,
     End,
-    LineField,
     Phase,
     Spool,
 )
@@ -28,48 +23,16 @@ from ..job import place_of
 from ..patching import UNCOUNTED_FILE
 from .active import active
 
-_OPENING = f"{{{CallField.OPEN.key}1{CallField.NUMBER.next_key}"
-_OPEN_AT = _OPENING.index("1")
-"""Index of the digit that says whether the call has returned."""
-_TURN, _STEP = CallField.TURN.next_key, LineField.STEP.next_key
-_LAST, _BEFORE = CallField.LAST_TURN.next_key, CallField.TURN_BEFORE.next_key
-_WIDE = "%10d"
-"""A number of fixed width, in a line that is always as long as a slot."""
-_RETURNED = ord("0")
 MOST_PLACES = 10_000
 """Calls, by place and size, whose fields are cached, some 300 bytes each."""
 
 
-class Call:
-    """A recurring call: from one place, of the same operation with as many bytes."""
-
-    __slots__ = ("before", "group", "last", "line", "open_at")
-
-    def __init__(self, fields: str, group: str | None) -> None:
-        self.group = group
-        """The process group; None for a message."""
-        self.last = self.before = 0
-        """Its last two turns: they show which call was due when ranks that synchronize called different ones."""
-        turns = "" if group is None else f"{_TURN}{_WIDE}{_LAST}{_WIDE}{_BEFORE}{_WIDE}"
-        text = f"{_OPENING}{_WIDE}{turns}{_STEP}{_WIDE},{fields.replace('%', '%%')}}}\n".encode()
-        numbers = text.count(_WIDE.encode())
-        missing = CALL_SLOT_BYTES - len(text % ((0,) * numbers))
-        self.line: bytes | None = b" " * missing + text if missing >= 0 else None
-        """As long as a slot once its numbers are filled in; None where it is too long for one."""
-        self.open_at = missing + _OPEN_AT
-
-
-class Calls:
-    """The last calls of collectives of a recording. For the training thread."""
+class Calls(CallsPage):
+    """The last calls of collectives of a recording, and what is known of those that recur."""
 
     def __init__(self, spool: Spool) -> None:
-        self._memory: mmap.mmap | None = None
-        try:
-            self._memory = spool.shared(CALLS_FILE, (CALL_SLOTS + OWN_SLOTS) * CALL_SLOT_BYTES)
-        except OSError:
-            pass  # storage is short: the rank's end is reported without them
-        self._number = self._own = 0
-        self._turns: dict[str, int] = {}
+        super().__init__(spool)
+        self._turns: dict[str, list[int]] = {}
         """By process group, how many were called."""
         self._recurring: dict[str, Call] = {}
         """By the fields."""
@@ -81,49 +44,10 @@ class Calls:
         """A call with these fields of an event, of this process group; None for a message."""
         call = self._recurring.get(fields)
         if call is None:
-            call = Call(fields, group)
+            call = Call(fields, None if group is None else self._turns.setdefault(group, [0]))
             if len(self._recurring) < MOST_PLACES:
                 self._recurring[fields] = call
         return call
-
-    def begin(self, call: Call, step: int) -> int:
-        """A call from Python begins in ``step``. Returns what ``end`` wants."""
-        return self._write(call, step, (self._number + 1) % CALL_SLOTS)
-
-    def begin_own(self, call: Call, step: int) -> int:
-        """As ``begin``, for a call that DDP issues."""
-        self._own = own = (self._own + 1) % OWN_SLOTS
-        return self._write(call, step, CALL_SLOTS + own)
-
-    def _write(self, call: Call, step: int, slot: int) -> int:
-        # In every step, so in as few operations as can be.
-        memory, line, group = self._memory, call.line, call.group
-        if memory is None:
-            return -1
-        self._number = number = self._number + 1
-        numbers: tuple[int, ...] = (number, step)
-        if group is not None:
-            self._turns[group] = turn = self._turns.get(group, 0) + 1
-            numbers = number, turn, call.last, call.before, step
-            call.before, call.last = call.last, turn
-        if line is None:
-            return -1
-        at = slot * CALL_SLOT_BYTES
-        try:
-            memory[at : at + CALL_SLOT_BYTES] = line % numbers
-        except (ValueError, IndexError):  # the recording has ended; or numbers beyond their width
-            self._memory = None
-            return -1
-        return at + call.open_at
-
-    def end(self, place: int) -> None:
-        """The call has returned, and the rank no longer waits in it."""
-        memory = self._memory
-        if place >= 0 and memory is not None:
-            try:
-                memory[place] = _RETURNED
-            except ValueError:
-                self._memory = None
 
 
 Frame = list[Any]

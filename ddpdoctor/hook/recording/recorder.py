@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-from threading import get_ident, get_native_id
+from threading import RLock, get_ident, get_native_id
 from time import perf_counter_ns, process_time_ns, thread_time_ns, time_ns
 from typing import Callable
 
 from ...rundir import (
+    ENDS_AT,
+    ENDS_MASK,
+    STEPS_AT,
     STEPS_FILE,
     STEPS_SCHEMA,
     EventField,
@@ -21,6 +24,7 @@ from ...rundir import (
     Heartbeat,
     LineField,
     Spool,
+    brief_lines,
     file_identity,
 )
 from ..job import CodeKinds, Lines
@@ -54,7 +58,6 @@ _SCHEMA_LINE = f'{{{LineField.SCHEMA.key}"{STEPS_SCHEMA}"}}\n'
 _DEFINITIONS = tuple("{" + field.key for field in (LineField.WHERE, LineField.SCHEMA))
 """How the lines begin that later ones refer to."""
 _STEP, _TIME = "{" + LineField.STEP.key, LineField.TIME_NS.next_key
-_THIN_LINE = f"{_STEP}%d{_TIME}[%d,%d]{LineField.THIN.next_key}true}}\n".encode()
 _CPU_NS, _DELAY_NS = LineField.CPU_NS.next_key, LineField.RUN_DELAY_NS.next_key
 _EVENTS, _MARKS = LineField.EVENTS.next_key, LineField.MARKS.next_key
 _START, _DURATION = EventField.START_NS.next_key, EventField.DURATION_NS.next_key
@@ -63,7 +66,7 @@ _MORE = EventKind.MORE.opening + EventField.COUNT.next_key
 
 
 class Recorder:
-    """Records the training thread of one rank. Only that thread calls it."""
+    """Records the training thread of one rank. Only that thread calls it, but for ``write_brief_steps`` and ``pending``."""
 
     def __init__(self, spool: Spool, kinds: CodeKinds) -> None:
         self.spool = spool
@@ -82,6 +85,12 @@ class Recorder:
         self.lines: Lines = Lines(kinds, self.pending.append)
         self.calls = Calls(spool)
         self.heartbeat = Heartbeat(spool)
+        self.brief_until = 0
+        """Steps before this one may be brief: only the heartbeat's page has their times, until they are written to the log together."""
+        self._written = 0
+        """The first step that is not in the log."""
+        self._writing = RLock()
+        """Held while lines are written. A handler of the job's, which runs between any two steps of the training thread, may write too."""
         self.thinning = Thinning()
         self.lost: list[tuple[int, int]] = []
         """First and last number of steps in a row for which there was no room; the last pair may span steps that had some."""
@@ -92,8 +101,8 @@ class Recorder:
         self._trainings = self._describes_after = 0
         self.describe: Callable[[], None] | None = None
         """Called some steps after a training has begun, when its model is known."""
-        self._block_start = self._block_cost_ns = self._block_full = 0
-        """Of the block of steps in progress: when it began, what recording cost, and how many steps were recorded in full."""
+        self._block_start = self._block_cost_ns = self._block_full = self._block_first = 0
+        """Of the block of steps in progress: when it began, what recording cost, how many steps were recorded in full, and its first."""
         self._times: ThreadTimes | None = None
         self._counters_mask = 1
         """They are read at the end of a step whose number has 0 or 1 in these bits."""
@@ -126,6 +135,7 @@ class Recorder:
         self.epoch_of_zero = epoch - now
         """Epoch ns at which perf_counter_ns would have been 0."""
         self._start = start
+        self.heartbeat.begin_step(self.step, start[_CLOCK] + self.epoch_of_zero)
 
     @property
     def start_perf_ns(self) -> int:
@@ -203,31 +213,35 @@ class Recorder:
         """Write the step that ended at ``end``; what came after that belongs to the next one."""
         # Called in every step, with the caches full of the model: each function that is called here costs some us.
         start, full = self._start, active.full
-        if full:
-            begun = perf_counter_ns()
-            data = self._full_line(start, end).encode()
-        else:
-            zero = self.epoch_of_zero
-            data = _THIN_LINE % (self.step, start[0] + zero, end[0] + zero)
-            if self.events and end[1]:
-                # Checkpoints are recorded in all steps.
-                data = data[:-2] + f"{_EVENTS}[{self._event_texts(start, end)}]}}\n".encode()
-        if self.events:
-            del self.events[: end[1]]
+        with self._writing:
+            number = self.step + 1
+            if full:
+                begun = perf_counter_ns()
+                data = self._full_line(start, end)
+            else:
+                zero = self.epoch_of_zero
+                data = brief_lines(self.step, [start[0] + zero, end[0] + zero])
+                if self.events and end[1]:
+                    # Checkpoints are recorded in all steps.
+                    data = data[:-2] + f"{_EVENTS}[{self._event_texts(start, end)}]}}\n"
             if self.events:
-                self._count_from(end[0] - start[0])
-        waiting = len(self.pending)
-        if waiting:
-            data = "".join(self.pending[:waiting]).encode() + data
-        if not self.spool.write(STEPS_FILE, data):
-            self._keep_definitions()
-            self._note_lost(self.step)
-        elif waiting:
-            # The status thread may have added one since.
-            del self.pending[:waiting]
-        if self.marks:
-            self.marks.clear()
-        self.step = number = self.step + 1
+                del self.events[: end[1]]
+                if self.events:
+                    self._count_from(end[0] - start[0])
+            waiting = len(self.pending)
+            if waiting:
+                data = "".join(self.pending[:waiting]) + data
+            if self._written != self.step:
+                data = self._brief_steps(self.step) + data
+            if not self.spool.write(STEPS_FILE, data.encode()):
+                self._keep_definitions()
+                self._note_lost(self._written, self.step)
+            elif waiting:
+                # The status thread may have added one since.
+                del self.pending[:waiting]
+            if self.marks:
+                self.marks.clear()
+            self.step = self._written = number
         self.heartbeat.step(number, end[0] + self.epoch_of_zero)
         self._start = end
         if full:
@@ -241,17 +255,34 @@ class Recorder:
             active.record(full)
 
     def end_brief_step(self, at: int) -> bool:
-        """As ``end_step``, for a step of which only the times are kept and which ended at perf_counter_ns ``at``.
-        False, without doing anything, at the end of a block or if something else is to be written."""
+        """As ``end_step``, for a step of which only the times are kept and which ended at perf_counter_ns ``at``: in the heartbeat's page
+        at first. False, without doing anything, at the end of a block or if something else is to be written."""
         number = self.step + 1
-        if not number % BLOCK_STEPS or self.pending or self.events or self.marks:
+        if number >= self.brief_until or self.pending or self.events or self.marks:
             return False
-        zero = self.epoch_of_zero
-        if not self.spool.write(STEPS_FILE, _THIN_LINE % (self.step, self._start[0] + zero, at + zero)):
-            self._note_lost(self.step)
+        numbers, end_ns = self.heartbeat.numbers, at + self.epoch_of_zero
+        try:
+            numbers[ENDS_AT + (number & ENDS_MASK)] = end_ns
+            numbers[STEPS_AT + 1] = end_ns
+            numbers[STEPS_AT] = number
+        except ValueError:  # the page is closed, which only the end of the recording does
+            return False
         self.step, self._start = number, (at, 0, -1, -1)
-        self.heartbeat.step(number, at + zero)
         return True
+
+    def write_brief_steps(self) -> None:
+        """Write the steps that only the heartbeat's page has. Called by the status thread, too, once a second."""
+        with self._writing:
+            # The training thread goes on meanwhile.
+            step = self.step
+            if self._written != step:
+                if not self.spool.write(STEPS_FILE, self._brief_steps(step).encode()):
+                    self._note_lost(self._written, step - 1)
+                self._written = step
+                self.heartbeat.written(step)
+
+    def _brief_steps(self, end: int) -> str:
+        return brief_lines(self._written, self.heartbeat.times_ns(self._written, end))
 
     def _end_block(self, at: int) -> None:
         if self._describes_after:
@@ -260,8 +291,10 @@ class Recorder:
                 self.describe()
         thinning, full = self.thinning, self._block_full
         cost_ns = self._block_cost_ns // full if full else None
-        self._full_block = thinning.next_block(self.step, cost_ns, (at - self._block_start) // BLOCK_STEPS)
-        self._block_start, self._block_cost_ns, self._block_full = at, 0, 0
+        step, steps = self.step, self.step - self._block_first
+        self._full_block = thinning.next_block(step, cost_ns, (at - self._block_start) // max(steps, 1))
+        self._block_start, self._block_cost_ns, self._block_full, self._block_first = at, 0, 0, step
+        self.brief_until = step + min(thinning.until_full(step), MOST_BRIEF - step % MOST_BRIEF)
         if self._full_block and not active.full:
             self.full_since = at
         self.epoch_of_zero = time_ns() - perf_counter_ns()
@@ -318,13 +351,15 @@ class Recorder:
 
     def write_now(self, line: str) -> None:
         """Write a line outside of a step's end."""
-        self.pending.append(line)
-        lines = list(self.pending)
-        if self.spool.write(STEPS_FILE, "".join(lines).encode()):
-            # Another thread may have added one meanwhile.
-            del self.pending[: len(lines)]
-        else:
-            self._keep_definitions()
+        with self._writing:
+            self.write_brief_steps()
+            self.pending.append(line)
+            lines = list(self.pending)
+            if self.spool.write(STEPS_FILE, "".join(lines).encode()):
+                # Another thread may have added one meanwhile.
+                del self.pending[: len(lines)]
+            else:
+                self._keep_definitions()
 
     def note_saved(self) -> None:
         """A checkpoint was saved in the current step."""
@@ -332,11 +367,11 @@ class Recorder:
             self._saved = self.step
             self.write_now(f"{{{LineField.SAVED.key}{self.step}}}\n")
 
-    def _note_lost(self, step: int) -> None:
-        if self.lost and (self.lost[-1][1] == step - 1 or len(self.lost) == _MOST_LOST):
-            self.lost[-1] = (self.lost[-1][0], step)
+    def _note_lost(self, first: int, last: int) -> None:
+        if self.lost and (self.lost[-1][1] == first - 1 or len(self.lost) == _MOST_LOST):
+            self.lost[-1] = (self.lost[-1][0], last)
         else:
-            self.lost.append((step, step))
+            self.lost.append((first, last))
 
     def _keep_definitions(self) -> None:
         """After a failed write, keep only those pending lines to which later steps refer."""
@@ -361,6 +396,9 @@ MOST_THINNED = 64
 """One block in so many at least: of ten thousand steps there are still some twenty blocks in full."""
 BLOCK_STEPS = 8
 """Neighbouring steps that are recorded together: a step is measured from the end of the one before."""
+MOST_BRIEF = 64
+"""Steps of which only the times are kept are written together, up to so many: a line each would be the most expensive part of them.
+With those that precede a full ``/dev/shm`` there must be no more than the heartbeat's page has."""
 _WEIGHT = 1 / 2
 """Of the newest block, in the averages."""
 _LEAST_RISE_NS = 4000.0

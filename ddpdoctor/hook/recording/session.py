@@ -62,7 +62,7 @@ class Session:
         """Whether an optimizer has stepped, which shows which thread trains."""
         self.writer = Writer(self)
         self.services: Any = None
-        """The helpers of the session, see ``services``; None before its start and after its end."""
+        """The helpers of the session, see ``lifetime.Services``; None before its start and after its end."""
         self.patience_s = PATIENCE_S
         """Seconds left of the time that the job's end waits for the recording."""
 

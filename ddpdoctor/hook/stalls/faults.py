@@ -1,21 +1,32 @@
 """faulthandler, writing to a file of the spool: at a fatal signal, and at a signal of the launcher's hang monitor to
-a rank that does not answer.
+a rank that does not answer; and a rank before its process group exists.
 
 It uses one real-time signal, and writes the stack of the process's first thread, which takes the signal, and of no
 other: walking the stack of a running thread crashes the process once in some hundred times if that stack is deep. So no
 timer is used: a timer of faulthandler's (``dump_traceback_later``) walks all stacks, also of a healthy process that was
 suspended for a while. A signal for which the job has a handler, or which it blocks, is not used.
+
+Before its process group exists a rank has a status file and that signal, and the hook runs no thread and no timer. The launcher's
+hang monitor sends the signal if other ranks have waited for long, but never to a rank that has begun to join.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import multiprocessing
 import os
 import signal
 import threading
+import time
+from threading import get_ident
 
 from ...rundir import file_identity
-from .. import fatalsignals
+from ...rundir.host_files import append_unjoined, create_unjoined_file, remove_unjoined_file
+from .. import environment, fatalsignals
+from ..guard import part
+from ..patching import guarded
+from ..profiling import can_be_read, stack_of
+from .rank_status import exception_documents, frames_of, uncaught
 
 _FATAL = ("SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL")
 """Signals that faulthandler handles."""
@@ -120,3 +131,73 @@ def _fatal_signals_end_process() -> bool:
     """Whether each fatal signal would end the process: a handler that Python did not set shows as None."""
     numbers = [getattr(signal, name) for name in _FATAL if hasattr(signal, name)]
     return all(signal.getsignal(number) is signal.SIG_DFL for number in numbers)
+
+
+_UNJOINED = part("watching for ranks that do not join")
+_OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+"""Variables that launchers of ranks set; a launcher in a pod of several may have the first two itself."""
+
+
+_own_file: list[tuple[int, str]] = []
+"""The descriptor and path of this process's file, while it has one."""
+
+
+def _begin_unjoined() -> None:
+    if _own_file or multiprocessing.parent_process() is not None:
+        return
+    rank, world_size, local_rank = (os.environ.get(name, "") for name in _OF_A_RANK)
+    root = os.environ.get(environment.SPOOL)
+    if not root or not (rank.isdecimal() and world_size.isdecimal() and local_rank.isdecimal()):
+        return
+    if int(world_size) < 2 or not environment.hang_after_s(os.environ):
+        return
+    handle, path = create_unjoined_file(root, int(rank))
+    _own_file.append((handle, path))
+    reserve_signal()
+    append_unjoined(
+        handle,
+        rank=int(rank),
+        world_size=int(world_size),
+        handle=handle,
+        signal=listen(handle),
+        at_ns=time.time_ns(),
+    )
+
+
+def _note_join_started() -> None:
+    for handle, _ in _own_file:
+        append_unjoined(handle, joining_ns=time.time_ns())
+        if can_be_read():
+            # It is not sent the signal from now on.
+            append_unjoined(handle, frames=frames_of(stack_of(get_ident())))
+
+
+def _write_unjoined_end() -> None:
+    error = uncaught()
+    if _own_file and error is not None:
+        append_unjoined(_own_file[0][0], ended_ns=time.time_ns(), raised=exception_documents(error))
+
+
+def _end_unjoined() -> None:
+    for _, path in _own_file:
+        remove_unjoined_file(path)
+    _forget_unjoined()
+
+
+def _forget_unjoined() -> None:
+    while _own_file:
+        handle, _ = _own_file.pop()
+        stop_listening()
+        os.close(handle)
+
+
+begin_unjoined = guarded(_UNJOINED, _begin_unjoined)
+"""Create the file: this process may become a rank."""
+note_join_started = guarded(_UNJOINED, _note_join_started)
+"""Note that the process has called init_process_group."""
+write_unjoined_end = guarded(_UNJOINED, _write_unjoined_end)
+"""Write the exception that ends the process before it has joined."""
+end_unjoined = guarded(_UNJOINED, _end_unjoined)
+"""Remove the file: the process has joined."""
+forget_unjoined = guarded(_UNJOINED, _forget_unjoined)
+"""Forget the file in a forked child, which is another process."""

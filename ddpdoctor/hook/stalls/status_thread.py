@@ -1,4 +1,10 @@
-"""The thread that writes the rank's status and answers requests, and samples the device's memory."""
+"""The thread that writes the rank's status and answers requests, and samples the memory of the rank's tensors on its device.
+
+torch's caching allocator keeps its counters on the host: reading them involves no device and waits for no work. They are
+read once a second, at a random moment of it, so that together the samples show each phase of the step, also of steps of equal
+length. Peaks are torch's own, since the job began or last reset them; they are never reset here, because the job may
+read them, too.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +12,17 @@ import os
 import random
 import resource
 import threading
+import time
+from typing import Any
 
 from ...rundir import (
-    CALLS_FILE,
+    CALLS_PAGE,
     ENDING_FILE,
     ENDING_SCHEMA,
     FAULTS_FILE,
     HANG_FLIGHT_FILE,
+    MEMORY_FILE,
+    MEMORY_SCHEMA,
     PROGRESS_FILE,
     PROGRESS_SCHEMA,
     STACKS_FILE,
@@ -26,10 +36,10 @@ from ...rundir import (
 )
 from .. import environment
 from ..guard import part
+from ..job import job_torch
 from ..patching import guarded
 from ..profiling import Captures
 from ..recording import Session
-from .devicememory import DeviceMemory
 from .faults import Faults, reserve_signal
 from .rank_status import RankStatus, exception_documents, flight, phase_of, uncaught
 
@@ -39,6 +49,62 @@ _END_S = 0.2
 """Seconds; more than one look takes."""
 _THIS_THREAD = getattr(resource, "RUSAGE_THREAD", None)
 _PART = part("watching for hangs")
+
+
+SAME_LOOKS = 600
+"""Samples at one interval, which then doubles: ten minutes show a leak in a short job, and a line of 200 bytes a
+second would be 17 MB a day."""
+_OF_MEMORY = part("device memory")
+
+
+class DeviceMemory:
+    """Samples of device memory of one recording."""
+
+    def __init__(self, session: Session, status: RankStatus) -> None:
+        self._session, self._status = session, status
+        self._calls = self._looks = 0
+        self._every = 1
+        self.look = guarded(_OF_MEMORY, self._look)
+        """Call once a second, always on the same thread."""
+
+    @property
+    def there(self) -> bool:
+        """Whether the job has used a device by now."""
+        devices = self._session.devices
+        return devices is not None and devices.device is not None
+
+    def _look(self) -> None:
+        devices = self._session.devices
+        if devices is None or devices.device is None:
+            return
+        self._calls += 1
+        if self._calls % self._every:
+            return
+        lines = [encoded(self._now(devices.device))]
+        if not self._looks:
+            total = job_torch().cuda.get_device_properties(devices.device).total_memory
+            head = {"schema": MEMORY_SCHEMA, "device": f"cuda:{devices.device}", "total_bytes": total}
+            lines.insert(0, encoded(head))
+        self._looks += 1
+        if not self._looks % SAME_LOOKS:
+            self._every *= 2
+        self._session.spool.write(MEMORY_FILE, b"".join(line + b"\n" for line in lines))
+
+    def _now(self, device: int) -> dict[str, Any]:
+        phase = self._status.phase()
+        # By its number: the current device is each thread's own.
+        counters = job_torch().cuda.memory_stats_as_nested_dict(device)
+        allocated, reserved = (counters[f"{kind}_bytes"]["all"] for kind in ("allocated", "reserved"))
+        return {
+            "t_ns": time.time_ns(),
+            "step": self._session.recorder.step,
+            "phase": None if phase is None else phase.value,
+            "allocated_bytes": allocated["current"],
+            "reserved_bytes": reserved["current"],
+            "allocated_peak_bytes": allocated["peak"],
+            "reserved_peak_bytes": reserved["peak"],
+            "retries": counters.get("num_alloc_retries"),
+        }
 
 
 class StatusThread:
@@ -73,14 +139,21 @@ class StatusThread:
     def _run(self) -> None:
         handle = self._session.spool.open_text(FAULTS_FILE)
         self._faults = Faults(handle)
-        heartbeat = self._session.recorder.heartbeat
+        heartbeat, spool, captures = self._session.recorder.heartbeat, self._session.spool, self._captures
+        look, answer_stacks, follow = (
+            guarded(_PART, each) for each in (self._look, self._answer_stacks, captures.follow)
+        )
         try:
             while not (self._stop.is_set() or _PART.off):
                 self._faults.look()
                 heartbeat.set_signal(self._faults.signal)
                 if self._is_stopped_within_period():
                     break
-                self._attend()
+                look()
+                # Requests are files: if none has come or gone, there is no request.
+                if spool.directory_changed() or captures.under_way:
+                    answer_stacks()
+                    follow()
         finally:
             # Without this thread, no answer of it may be expected.
             heartbeat.set_signal(0)
@@ -96,18 +169,13 @@ class StatusThread:
             self._memory.look()
         return self._stop.wait(PERIOD_S - before_s)
 
-    def _attend(self) -> None:
-        guarded(_PART, self._look)()
-        # Requests are files: if none has come or gone, there is no request.
-        if self._session.spool.directory_changed() or self._captures.under_way:
-            guarded(_PART, self._answer_stacks)()
-            guarded(_PART, self._captures.follow)()
-
     def _look(self) -> None:
         if not self._raised and uncaught() is not None:
             self._raised = True
             self.write_end_status()
         step = self._session.recorder.step
+        # Who follows the log sees each step within a second, however long it is until the next one in full.
+        self._session.recorder.write_brief_steps()
         if step == self._last_step:
             document = self._status.document(PROGRESS_SCHEMA)
             self._note_evaluation(step, document["evaluating"])
@@ -187,4 +255,4 @@ class StatusThread:
         # The last status is of interest only if the rank ended in another way.
         self._withdraw(PROGRESS_FILE)
         if uncaught() is None:
-            self._withdraw(CALLS_FILE)
+            self._withdraw(CALLS_PAGE)

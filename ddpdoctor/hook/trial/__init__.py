@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 
-from .. import services
+from .. import lifetime
 from ..environment import TRIAL
 from ..guard import part
 from ..patching import Patches, guarded
@@ -53,4 +53,4 @@ def install(patches: Patches) -> None:
         session.stepping.at_every_step = guarded(part("trial"), at_step)
         session.stepping.every_step_counts = True
 
-    services.at_start.append(begin)
+    lifetime.at_start.append(begin)

@@ -9,11 +9,11 @@ import threading
 
 import pytest
 
-from ddpdoctor.hook.profiling import stacks
+from ddpdoctor.hook.profiling import sampler
 
 DYING_FRAMES = """
 import sys, threading, time
-from ddpdoctor.hook.profiling.stacks import stack_of
+from ddpdoctor.hook.profiling.sampler import stack_of
 
 class SlowEnd:
     def __del__(self):
@@ -40,7 +40,7 @@ print(len(seen) > 100 and max(seen) > 5)
 
 COLLECTED_MEANWHILE = """
 import gc, random, sys, threading, time
-from ddpdoctor.hook.profiling.stacks import stack_of
+from ddpdoctor.hook.profiling.sampler import stack_of
 
 class SlowEnd:
     def __del__(self):
@@ -88,8 +88,8 @@ def test_the_stack_of_another_thread() -> None:
     thread = threading.Thread(target=outer)
     thread.start()
     there.wait()
-    names = [code.co_name for code, _ in stacks.stack_of(thread.ident or 0)]
-    lines = {code.co_name: line for code, line in stacks.stack_of(thread.ident or 0)}
+    names = [code.co_name for code, _ in sampler.stack_of(thread.ident or 0)]
+    lines = {code.co_name: line for code, line in sampler.stack_of(thread.ident or 0)}
     go.set()
     thread.join()
     assert names[-5:] == ["inner", "outer", "run", "_bootstrap_inner", "_bootstrap"]
@@ -100,7 +100,7 @@ def test_a_thread_that_is_gone() -> None:
     thread = threading.Thread(target=int)
     thread.start()
     thread.join()
-    assert stacks.stack_of(thread.ident or 0) == []
+    assert sampler.stack_of(thread.ident or 0) == []
 
 
 def test_a_deep_recursion_is_cut() -> None:
@@ -110,17 +110,17 @@ def test_a_deep_recursion_is_cut() -> None:
         if levels:
             down(levels - 1)
         else:
-            depths.append(len(stacks.stack_of(threading.get_ident())))
+            depths.append(len(sampler.stack_of(threading.get_ident())))
 
-    down(stacks.MOST_FRAMES + 50)
-    assert depths == [stacks.MOST_FRAMES]
+    down(sampler.MOST_FRAMES + 50)
+    assert depths == [sampler.MOST_FRAMES]
 
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_collector_is_left_as_it_was(enabled: bool) -> None:
     (gc.enable if enabled else gc.disable)()
     try:
-        assert stacks.stack_of(threading.get_ident())
+        assert sampler.stack_of(threading.get_ident())
         assert gc.isenabled() == enabled
     finally:
         gc.enable()
@@ -132,7 +132,7 @@ def test_an_error_leaves_the_collector_on(monkeypatch) -> None:
 
     monkeypatch.setattr(sys, "_current_frames", failing)
     with pytest.raises(MemoryError):
-        stacks.stack_of(threading.get_ident())
+        sampler.stack_of(threading.get_ident())
     assert gc.isenabled()
 
 
