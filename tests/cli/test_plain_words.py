@@ -114,7 +114,7 @@ def test_endless_aliases_and_nesting_in_rules_are_refused(tmp_path):
 
 def test_all_sentences_are_printed_by_say():
     """``demo`` and ``completion`` print what ddpdoctor itself wrote; ``recorded`` stands beside a job."""
-    own = {"say.py", "main.py", "demo.py", "completion.py", "recorded.py"}
+    own = {"session.py", "main.py", "demo.py", "completion.py", "recorded.py"}
     for file in sorted((ROOT / "ddpdoctor" / "cli").glob("*.py")):
         calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
         printed = [ast.unparse(call) for call in calls if ast.unparse(call) in ("click.echo", "print")]

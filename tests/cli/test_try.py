@@ -238,9 +238,11 @@ def test_results_without_trials_do_not_replace_earlier_ones(tmp_path, monkeypatc
 
     monkeypatch.setattr(Experiment, "run", run)
     monkeypatch.setattr(signal, "signal", lambda *given: None)
-    wishes = trials._TrialOptions(None, None, 60.0, False, None, None, False)
+    given = {"steps": None, "rounds": None, "budget_s": 60.0, "copy": False, "halving": False}
     with pytest.raises(SystemExit):
-        trials._measure(["true"], [Proposal(WORKERS)], None, str(tmp_path), wishes)
+        trials._measure(
+            ["true"], [Proposal(WORKERS)], None, str(tmp_path), json_file=None, patch=None, **given
+        )
     assert (tmp_path / "trials.json").read_text() == "finished"
     assert len(list(tmp_path.iterdir())) == 2
 

@@ -38,7 +38,7 @@ def test_an_error_before_a_checkpoint_hides_none_of_those_after_it(monkeypatch) 
     events: list[str] = []
     checkpoints = import_module("ddpdoctor.hook.patches.others")  # as the hook itself loads it
 
-    def struck() -> str:
+    def struck(through: bool) -> str:
         raise KeyboardInterrupt
 
     recorder = SimpleNamespace(
@@ -51,6 +51,6 @@ def test_an_error_before_a_checkpoint_hides_none_of_those_after_it(monkeypatch) 
     before, after = checkpoints.checkpoint_event(EventKind.SAVE)
     with pytest.raises(KeyboardInterrupt):
         before((), {})
-    recorder.lines.caller = lambda: ""
+    recorder.lines.caller = lambda through: ""
     after(before((), {}), None)
     assert len(events) == 1

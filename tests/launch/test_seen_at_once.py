@@ -21,16 +21,16 @@ from .launched import make_run
 JOINS = f"""
 import os, shutil, sys
 sys.path.insert(0, {str(REPOSITORY)!r})
-from ddpdoctor.hook.stalls import unjoined
+from ddpdoctor.hook import stalls
 from ddpdoctor.rundir import Spool
-unjoined.begin_unjoined()
+stalls.begin_unjoined()
 print("stands", flush=True)
 sys.stdin.readline()
 if sys.argv[2] != "nowhere":
     spool = Spool(sys.argv[1], 1, sys.argv[3])
     if sys.argv[2] == "swept":
         shutil.rmtree(spool.directory)
-unjoined.end_unjoined()
+stalls.end_unjoined()
 print("records", flush=True)
 sys.stdin.readline()
 """

@@ -25,15 +25,15 @@ pytestmark = pytest.mark.torchrun
 AT_THE_DOOR = f"""
 import os, subprocess, sys, time
 sys.path.insert(0, {str(REPOSITORY)!r})
-from ddpdoctor.hook.stalls import unjoined
+from ddpdoctor.hook import stalls
 if os.environ.get("STANDS"):
-    unjoined.begin_unjoined()
+    stalls.begin_unjoined()
 def building():
     print("ready", flush=True)
     while True:
         pass
 def waiting():
-    unjoined.note_join_started()
+    stalls.note_join_started()
     print("ready", flush=True)
     time.sleep(60)
 def starting():
@@ -41,7 +41,7 @@ def starting():
 def raising():
     while not os.path.exists(sys.argv[0] + ".go"):
         time.sleep(0.02)
-    unjoined.write_unjoined_end()
+    stalls.write_unjoined_end()
     raise ValueError("no such host")
 if sys.argv[2:] == []:
     print(os.getpid(), flush=True)

@@ -82,9 +82,9 @@ def test_text_is_readable(scheme):
 
 @pytest.mark.parametrize("part", PARTS)
 def test_every_part_has_words_and_colours(part):
-    assert part in words.PART_LABELS and part in terminal.PART_STYLES
+    assert part in words.PART_LABELS and part in terminal.PART_MARKS
     assert all(part in colours for colours in SCHEMES.values())
-    assert len(set(terminal.PART_LETTERS.values())) == len(PARTS) and part in terminal.PART_LETTERS
+    assert len({letter for letter, _ in terminal.PART_MARKS.values()}) == len(PARTS)
 
 
 STEP = [part for part in PARTS if part != Part.COMM_WAIT]
