@@ -5,7 +5,8 @@ immutable and the only input of the next::
 
     paths ─► load ─► Inputs ─► prepare ─► PreparedJob (with windows) ─► measure ─► MeasuredJob ─► build_diagnosis ─► Diagnosis
 
-A table of operations (Parquet) is measured separately into a MeasuredJob. Notes keep their codes up to the Diagnosis, which
+``inputs`` has load, ``driver`` prepare and measure, ``job`` what is known of the job itself, ``build`` build_diagnosis. A table of
+operations (Parquet) is measured separately into a MeasuredJob. Notes keep their codes up to the Diagnosis, which
 has their text only.
 """
 

@@ -26,7 +26,7 @@ from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
 from ddpdoctor.rundir import Note, is_run_directory
 from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, no_progress, progress_counter
-from ddpdoctor.stall import Verdict
+from ddpdoctor.stall import StopVerdict
 from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
 
@@ -59,7 +59,7 @@ class PreparedJob(msgspec.Struct, frozen=True):
     inputs: Inputs
     logs: list[RankLog]
     windows: list[Window]
-    stopped: Verdict
+    stopped: StopVerdict
     """Whether and how the job stopped."""
     trainings: list[Training] = []
     """All of them; [] for a single one."""
@@ -127,18 +127,18 @@ def _chosen_training(trainings: Sequence[Training], number: int | None) -> Train
     return max(trainings, key=lambda each: (each.is_synchronised, each.steps_s))
 
 
-def _find_stop(inputs: Inputs) -> Verdict:
+def _find_stop(inputs: Inputs) -> StopVerdict:
     """Whether and how the job stopped. An error in this analysis becomes a note, so that it does not prevent the diagnosis."""
     try:
         return _stop_verdict(inputs)
     except Exception as error:  # reads files of a failed job, which may contain anything
-        return Verdict(HangFacts(), [], [f"What stopped could not be analysed: {_in_one_line(error)}."])
+        return StopVerdict(HangFacts(), [], [f"What stopped could not be analysed: {_in_one_line(error)}."])
 
 
-def _stop_verdict(inputs: Inputs) -> Verdict:
+def _stop_verdict(inputs: Inputs) -> StopVerdict:
     """From the run's own records; from flight recorder dumps if those do not explain the stop."""
     if not inputs.runs:
-        return stall.of_dumps(inputs.dumps) if inputs.dumps.files else Verdict()
+        return stall.of_dumps(inputs.dumps) if inputs.dumps.files else StopVerdict()
     notes: list[Note] = []
     devices = device_errors(inputs.logs, inputs.telemetry)
     programs = program_errors(inputs.logs, inputs.telemetry)
@@ -206,7 +206,7 @@ def _first_findings(others: Mapping[int, Callable[[], PreparedJob]], options: Op
         if time.monotonic() - begun_s > _OTHERS_S:
             break
         try:
-            measured = _measure(replace(prepared(), stopped=Verdict()), [], options)
+            measured = _measure(replace(prepared(), stopped=StopVerdict()), [], options)
             findings = build_diagnosis(measured, options).findings
             found[number] = findings[0].rule if findings else ""
         except Exception:

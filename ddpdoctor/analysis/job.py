@@ -23,7 +23,7 @@ from ddpdoctor.report.words import seconds
 from ddpdoctor.rundir import Note, RunDirectory
 from ddpdoctor.rundir.attempts import Attempt, attempts_of
 from ddpdoctor.rundir.stops import Stops, launches_of
-from ddpdoctor.stall import Verdict
+from ddpdoctor.stall import StopVerdict
 
 from .inputs import Inputs, is_running_here, launch_of, missing_ranks
 
@@ -32,7 +32,7 @@ _MAX_LINES = 4
 _SETTINGS = ("ddp", "loaders", "optimizers", "threads", "process_groups")
 
 
-def termination_summary(stopped: Verdict) -> str | None:
+def termination_summary(stopped: StopVerdict) -> str | None:
     """Sentence, without full stop, on a job that was ended from outside, for example by a scheduler's time limit: signal, exit code,
     last step, and last known positions of ranks. None if it was not."""
     if stopped.ended_by is None:
@@ -79,7 +79,7 @@ def job_of(
     facts: JobFacts,
     measured_ranks: Sequence[int],
     manifest: Mapping[str, Any],
-    stopped: Verdict,
+    stopped: StopVerdict,
 ) -> Job:
     """The job section, as far as known from ``inputs``; ``manifest`` is the first launcher's, or its record."""
     infos = [log.record.info for log in inputs.logs]
@@ -118,7 +118,7 @@ def job_of(
     )
 
 
-def _end(runs: Sequence[RunDirectory], stopped: Verdict) -> str | None:
+def _end(runs: Sequence[RunDirectory], stopped: StopVerdict) -> str | None:
     """See :class:`~ddpdoctor.diagnose.diagnosis.Job`; ``runs`` are those of its last start."""
     if not runs:
         return None

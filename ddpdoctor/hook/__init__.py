@@ -6,6 +6,7 @@ are called ``_ddpdoctor.hook.*``, so that a ddpdoctor that happens to be install
 
 The packages and modules, each of which imports only from those below it::
 
+    trial        settings of the job that a trial changes, only imported in a trial
     patches      what of torch is wrapped
     lifetime     where a recording begins and ends, and what goes with it; settings: rank.json
     stalls       status of a rank that hangs or has ended; fatalsignals: whether the hook or the job enabled faulthandler

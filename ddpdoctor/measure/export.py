@@ -77,8 +77,9 @@ class Tables(msgspec.Struct, frozen=True):
     collectives: pl.DataFrame
     events: pl.DataFrame
     details: pl.DataFrame
+    """For timelines, schema :data:`DETAILS`."""
     counters: pl.DataFrame
-    """For timelines, see :mod:`.details`."""
+    """Also for timelines, schema :data:`COUNTERS`."""
     hosts: dict[int, str] = msgspec.field(default_factory=dict)
     """Host name of each rank, where known."""
     notes: list[str] = msgspec.field(default_factory=list)

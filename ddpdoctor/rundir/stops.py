@@ -5,7 +5,7 @@ Of each rank, written in its own process, by threads that do not train::
     RUN/ranks/<rank>/progress.json      its status, once a second while a step takes longer than that
     RUN/ranks/<rank>/standing.json      stacks of all threads, requested by the launcher because the job seemed to hang
     RUN/ranks/<rank>/hang_flight.json   torch's flight recorder at that moment, as torch gives it
-    RUN/ranks/<rank>/faults.txt         what faulthandler wrote: at a fatal signal, and where Python's lock was kept for long
+    RUN/ranks/<rank>/faults.txt         what faulthandler wrote: at a fatal signal, and where a thread held the GIL for long
     RUN/ranks/<rank>/ending.json        how its Python ended: in order, or by which exception; none where it was killed
     RUN/ranks/<rank>/calls.jsonl        the last collectives that it called from Python, or DDP for it, and which have not returned
 

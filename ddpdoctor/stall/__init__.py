@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.deferred import deferred
 
-from .dumps import Dumps, Verdict, find_dumps
+from .dumps import Dumps, StopVerdict, find_dumps
 
 if TYPE_CHECKING:
     from .attempts import AttemptEnd, attempt_end

@@ -33,7 +33,7 @@ _JSON_MARKS = (b'"collective_seq_id"', b'"pg_config"', b'"record_id"', b'"nccl_v
 PICKLE = re.compile(rb"\x80[\x02-\x05]")
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class StopVerdict(msgspec.Struct, frozen=True):
     """What stopped the job, and the position of each rank. The defaults mean: not known to have stopped."""
 
     facts: HangFacts = msgspec.field(default_factory=HangFacts)

@@ -18,7 +18,7 @@ from ddpdoctor.rundir.stops import signal_name
 from .activity import activity, last_at, standing_of
 from .causes import ends_of, of_devices, way_of, with_hang_until_timeout
 from .disagreement import disagreement, in_hang, ran_out, with_positions
-from .dumps import Dumps, Verdict
+from .dumps import Dumps, StopVerdict
 from .ends import conclusions, controllers_end, doubts, ended_well, until
 from .evidence import Asked, RankEvidence, RunEvidence, first_step
 from .groups import Difference, Mismatch, Table, expected_ranks, first_differences, tables_of
@@ -29,7 +29,7 @@ _MOST_EVIDENCE = 12
 """Sentences of a finding."""
 
 
-def of_dumps(dumps: Dumps) -> Verdict:
+def of_dumps(dumps: Dumps) -> StopVerdict:
     """The verdict on dumps without a run directory."""
     recordings = {each.rank: each for each in dumps.recordings}
     all_ranks = expected_ranks(dumps.recordings)
@@ -40,12 +40,12 @@ def of_dumps(dumps: Dumps) -> Verdict:
     return _stopped(RunEvidence(ranks, hangs=True), notes, only_dumps=True)
 
 
-def of_run(run: RunEvidence) -> Verdict:
+def of_run(run: RunEvidence) -> StopVerdict:
     """The verdict on a recorded run."""
     return replace(_of_run(run), job=run.job)
 
 
-def _of_run(run: RunEvidence) -> Verdict:
+def _of_run(run: RunEvidence) -> StopVerdict:
     if run.hangs and ended_well(run):
         # Its last poll saw it hang, and then it went on.
         run = replace(run, hangs=False, lasts=False, since_s=None)
@@ -53,7 +53,7 @@ def _of_run(run: RunEvidence) -> Verdict:
         run = with_hang_until_timeout(run)
     failed = any(each.raised or each.signal or each.code for each in run.ranks.values())
     if not run.hangs and not failed and not run.job.failed and run.asked is None:
-        return Verdict(HangFacts(looked=True), [], doubts(run))
+        return StopVerdict(HangFacts(looked=True), [], doubts(run))
     if run.asked is None and not run.hangs and not run.job.succeeded:
         run = replace(run, asked=_asked_below_the_launcher(run))
     found = _stopped(run, [])
@@ -73,7 +73,7 @@ def _asked_below_the_launcher(run: RunEvidence) -> Asked | None:
     return Asked(min(number for number in ends if number)) if ends and ends <= POLITE else None
 
 
-def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Verdict:
+def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> StopVerdict:
     recordings = {rank: each.recording for rank, each in run.ranks.items() if each.recording is not None}
     tables = tables_of(list(recordings.values()), list(run.ranks))
     found = blame(tables, recordings)
@@ -113,7 +113,7 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
     standing = [standing_of(each, guilty, run, main) for each in seen]
     if few is not None and not causes:
         notes += _known_of_few(found.missed, {each.collective for each in standing})
-    return Verdict(facts, standing, notes)
+    return StopVerdict(facts, standing, notes)
 
 
 def _too_few(roots: Sequence[Root], recordings: Mapping[int, Recording], run: RunEvidence) -> str | None:

@@ -5,8 +5,8 @@
     paths ─► find ─► load ─► processes or clusters ─► cache ─► formats ─► columns ─► masks by classify
                                                               sources
 
-``formats`` has one package per format. ``operations`` reads a table of a whole job. ``digest`` writes columns to files on
-the machine where the ranks ran.
+``formats`` has one module or package per format, ``archive`` the files of columns. ``operations`` reads a table of a whole job. ``digest``
+writes columns to files on the machine where the ranks ran.
 """
 
 from .columns import CUDA_CALLS, RUNTIME_CALLS, Collectives, RankTrace, TraceMeta

@@ -23,7 +23,7 @@ from ddpdoctor.trace.columns import LIMIT_NS, MAX_DURATION_NS, Collectives, Rank
 from ddpdoctor.trace.sources import MAX_RANKS, host_of_name, rank_of_name
 
 _ABSENT = -1
-"""Value of an id or number that the trace does not have, see :mod:`.table`."""
+"""Value of an id or number that the trace does not have, see :mod:`.columns`."""
 _RANK_SOURCES = ("distributedInfo", "file name", "run directory", "")
 _CLOCKS = ("epoch", "relative")
 _MAX_TEXT = 1 << 14

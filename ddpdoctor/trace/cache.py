@@ -29,7 +29,7 @@ _SUFFIX = ".cached"
 LIMIT_BYTES = 8 << 30
 """Beyond this size of all entries, the least recently used ones are removed."""
 _written_bytes = float("inf")
-"""Bytes that this process has written since its last :func:`_prune`; infinite before its first entry."""
+"""Bytes that this process has written since it last removed old entries; infinite before its first entry."""
 
 
 def cached_load(path: str, rank: int | None = None) -> RankTrace:

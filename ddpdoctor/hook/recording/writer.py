@@ -1,6 +1,6 @@
 """The thread that writes rank.json, and copies the spool to the run directory if no launcher's process does.
 
-If a launcher runs on this host, a process of its own copies (:mod:`...rundir.host_lock`) and no rank touches the run
+If a launcher runs on this host, a process of its own copies (:mod:`...rundir.host_files`) and no rank touches the run
 directory: a process that waits for storage which has stopped answering cannot end. If ranks have no launcher on their
 host, as on a Ray cluster, this thread copies, and the training thread does not wait for it.
 """

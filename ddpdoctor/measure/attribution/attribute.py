@@ -1,6 +1,6 @@
 """From a graph to the ranks that make the others wait: compare, set apart waiting for cores, judge, take net, spread, level.
 
-:func:`_judge` says of each kind of work who straggles with it, who is late in turn, or that chance had it so. Where recorded work comes
+:func:`_verdicts` says of each kind of work who straggles with it, who is late in turn, or that chance had it so. Where recorded work comes
 late by chance (a batch now here, now there), its cost is real, but it is common to the ranks. Beside these, one rank that keeps the others
 waiting in windows too short to show why (:func:`unseen`).
 """

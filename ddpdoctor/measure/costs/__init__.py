@@ -2,6 +2,14 @@
 
 In: a :class:`Context`, the results of all earlier stages. Out: costs by the path of their fact. A cause costs what a replay
 without it saves. Each pricer (``Context`` → ``Costs``) handles its own causes; :func:`merge` combines two prices of one cause.
+
+::
+
+    pricing     the list of pricers, and the merge of what they find
+    late        late.*: what some ranks do longer                    why      what a late rank's computation shows of its reason
+    shared      shared.*: what all ranks spend alike                 buckets  transfers and DDP's buckets
+    rare        what few measured steps show, from the whole log
+    price       Context: one cost from one replay, with its range
 """
 
 from .buckets import Reduction, bucket_savings, disturbed_ns, favoured_cap_bytes

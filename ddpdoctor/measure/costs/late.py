@@ -34,7 +34,7 @@ from ddpdoctor.measure.replay import replay_all, without_work
 from ddpdoctor.measure.sourcelines import joined
 from ddpdoctor.measure.taxonomy import INDEX, LATE_COMPONENTS, PHASES, Components, LateCause
 
-from .price import TUNING, Context, Costs, add_cost
+from .price import PRICE_TUNING, Context, Costs, add_cost
 from .shared import different_work
 from .why import awake_longer_ms, cause_of_computing_longer, confirmed_by_events, slower_phase
 
@@ -79,7 +79,7 @@ def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
     per_cycle = np.concatenate(
         [np.nan_to_num(lateness_ns(group)).max(axis=1, initial=0.0) for group in graph.groups]
     )
-    late_steps = (per_cycle > TUNING.hit_share * graph.mean_cycle_ns).sum(axis=0)
+    late_steps = (per_cycle > PRICE_TUNING.hit_share * graph.mean_cycle_ns).sum(axis=0)
     return ArrivalFacts(
         late_ranks=[graph.ranks[place] for place in late],
         late_ms={str(graph.ranks[place]): float(late_ns[place]) / 1e6 for place in late},

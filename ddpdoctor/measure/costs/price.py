@@ -56,7 +56,7 @@ class _Tuning(msgspec.Struct, frozen=True):
     rules' least share has it."""
 
 
-TUNING = _Tuning()
+PRICE_TUNING = _Tuning()
 
 
 Costs = dict[str, Cost]
@@ -200,10 +200,10 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         return self._when_hit(self._hit(_per_cycle(spent)))
 
     def _hit(self, per_cycle: Array) -> Mask:
-        at_all: Mask = per_cycle > TUNING.hit_share * self.mean_ns
-        if len(per_cycle) < TUNING.fewest:
+        at_all: Mask = per_cycle > PRICE_TUNING.hit_share * self.mean_ns
+        if len(per_cycle) < PRICE_TUNING.fewest:
             return at_all
-        typical = at_all & (per_cycle > TUNING.typical * per_cycle.mean())
+        typical = at_all & (per_cycle > PRICE_TUNING.typical * per_cycle.mean())
         kind = persistence(self.steps[self._order], typical[self._order]).kind
         few = typical.mean() < 1.0 - PERSISTENCE.always_share
         return typical if kind in ("range", "periodic") or few else at_all
@@ -243,7 +243,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
             max(0.0, float(_gains_ns(graph, measured_ns, changes, usually).mean()))
             for graph, measured_ns in self._either_way_graphs
         )
-        matters = abs(waiting - going_on) > TUNING.close * max(waiting, going_on)
+        matters = abs(waiting - going_on) > PRICE_TUNING.close * max(waiting, going_on)
         return (waiting, going_on) if matters else None
 
     @cached_property
@@ -360,7 +360,7 @@ def _gains_ns(graph: Graph, measured_ns: Array, changes: Sequence[Change], usual
     """[cycles] ns by which each cycle of a graph, ``measured_ns`` long, is shorter with the changes; with ``usually`` at most the
     usual gain."""
     gains: Array = measured_ns - replay_all(graph, changes)
-    return np.minimum(gains, np.quantile(gains, TUNING.usual_gain)) if usually else gains
+    return np.minimum(gains, np.quantile(gains, PRICE_TUNING.usual_gain)) if usually else gains
 
 
 def set_by_hosts(group: CycleGroup, components: Components) -> bool:
@@ -385,9 +385,15 @@ def price_range(gains: Array, rest: Array, assumed_ns: float = 0.0) -> tuple[flo
     slope = 0.0
     if square > 0.0:
         # The error of a mean of N is one value's error over the root of N; that of a slope, over the root of ``square``.
-        error, known = others**2 * len(rest) / square, TUNING.replay_share**2
+        error, known = others**2 * len(rest) / square, PRICE_TUNING.replay_share**2
         slope = float((spread * rest).sum()) / square * known / (known + error)
-    errors = (own, np.sqrt(2.0) * others, TUNING.run_share * left, TUNING.replay_share * gain, assumed_ns)
+    errors = (
+        own,
+        np.sqrt(2.0) * others,
+        PRICE_TUNING.run_share * left,
+        PRICE_TUNING.replay_share * gain,
+        assumed_ns,
+    )
     half = normal(RANGE_LEVEL) * float(np.sqrt(np.square(errors).sum()))
     low, high = gain * (1 + min(slope, 0.0)) - half, gain * (1 + max(slope, 0.0)) + half
     return max(0.0, low), min(gain + left, high)
