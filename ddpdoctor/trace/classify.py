@@ -89,8 +89,14 @@ def is_gloo(name: str) -> bool:
 
 
 def communication_kernels(trace: RankTrace) -> NDArray[np.bool_]:
-    """[events] the communication kernels."""
-    return device_work(trace) & trace.name_mask(is_communication_kernel)
+    """[events] the communication kernels: by their name, or because the trace has the metadata of a collective for them, as for
+    kernels of a library whose names are unknown."""
+    described = np.zeros(trace.name.size, bool)
+    described[trace.collectives.event] = True
+    return (
+        device_work(trace) & trace.name_mask(is_communication_kernel)
+        | trace.category_mask("kernel") & described
+    )
 
 
 DEVICE_WORK = frozenset(

@@ -233,7 +233,7 @@ def _numbers_of(window: Window, stretched: float) -> dict[str, float | None]:
     trace, steps = window.trace, max(len(window.steps), 1)
     span_ns = max(window.span[1] - window.span[0], 1)
     own = in_steps(window)
-    compute = own & trace.category_mask("kernel") & ~trace.name_mask(classify.is_communication_kernel)
+    compute = own & trace.category_mask("kernel") & ~classify.communication_kernels(trace)
     matmul = compute & trace.name_mask(lambda name: _has(name, _MATMUL) and not _has(name, _OTHER_CUDNN))
     tensor = matmul & trace.name_mask(lambda name: _has(name.lower(), _TENSOR))
     layout = compute & trace.name_mask(lambda name: _has(name, _LAYOUT))

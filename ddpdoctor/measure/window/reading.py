@@ -208,7 +208,7 @@ def device_work(
     """What the device computed, copied and waited for, as fields of a :class:`Window`, on the trace's own clock; the sets overlap with
     collectives only. ``main`` is the training thread's lane, ``span`` the window's."""
     moving = trace.category_mask("gpu_memcpy")
-    communicates = trace.name_mask(classify.is_communication_kernel)
+    communicates = classify.communication_kernels(trace)
     # A copy within the device, such as of a bucket into its gradients, counts as computation.
     within = moving & trace.name_mask(lambda name: classify.memcpy_kind(name) == "DtoD")
     computes = (trace.category_mask("kernel", "gpu_memset") | within) & ~communicates

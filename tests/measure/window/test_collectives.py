@@ -50,6 +50,18 @@ def test_only_metadata_says_that_a_kernel_of_sends_is_no_all_to_all(tmp_path):
     assert comms.point_to_point.tolist() == [True, False]
 
 
+def test_a_kernel_of_an_unknown_library_with_the_metadata_of_a_collective_is_one(tmp_path):
+    kernels = [kernel("vendor::reduce_all(x)", 200.0), kernel("vendor::multiply(x)", 300.0)]
+    kernels[0]["args"] |= {
+        "Collective name": "allreduce",
+        "In msg nelems": 8,
+        "Out msg nelems": 8,
+        "dtype": "Float",
+    }
+    window = read_window(load_trace(write(tmp_path / "rank0.json", document([event(), *kernels]))))
+    assert window.collectives.operation == ["allreduce"] and window.compute[0].size == 1
+
+
 def gloo_job(folder, *, lost_calls=(), lost_runs=(), bursts=6, delay_us=60):
     """Three calls 1 ms apart, each carried out by one of two threads in 4 ms, every 20 ms; numbered without end."""
     events, free = [], {10: 0, 11: 0}
