@@ -160,7 +160,9 @@ def room_violations(root: Path, file: Path, rooms: dict[str, dict[str, tuple[str
                 problems.append(f"{file}:{line}: {package}/{own} must not import {name}")
         if target is not None and target != own and name.count(".") > 2 and not excepted(root, file, name):
             where = f"{name} lies behind the door of {package}/{target}"
-            problems.append(f"{file}:{line}: {where}: import from there, or give a reason in INSIDES of house.py")
+            problems.append(
+                f"{file}:{line}: {where}: import from there, or give a reason in INSIDES of house.py"
+            )
     return problems
 
 

@@ -117,3 +117,10 @@ def test_each_cause_has_components_or_a_pricer(
     text = "".join(file.read_text(encoding="utf-8") for file in Path(costs.__file__).parent.glob("*.py"))
     unlisted = [cause for cause in causes if not any(cause in table for table in tables)]
     assert [cause for cause in unlisted if f"{causes.__name__}.{cause.name}" not in text] == []
+
+
+def test_the_names_in_the_exported_table_of_events_are_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    (line,) = [line for line in page.splitlines() if line.startswith("| `name` | string | `data`")]
+    never = (*NO_WORK, Component.HOST)
+    assert [each for each in COMPONENTS if each not in never and f"`{each}`" not in line] == []
