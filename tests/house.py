@@ -209,6 +209,12 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
 A package without an entry is one room. Its own ``__init__`` may import every room of it; no room imports that."""
 
 INSIDES: dict[tuple[str, str], str] = {
+    ("tests/measure/test_taxonomy.py", "ddpdoctor.measure.steplog.activities"): "as what each event is read",
+    (
+        "tests/measure/test_taxonomy.py",
+        "ddpdoctor.measure.sourcelines.table",
+    ): "whose samples those in an event are",
+    ("tests/measure/test_taxonomy.py", "ddpdoctor.measure.wholerun.events"): "which events are work",
     ("tests/rundir/test_raw_traces.py", "ddpdoctor.hook.profiling.trace_file"): "how much room a trace needs",
     ("tests/rundir", "ddpdoctor.measure.steplog.records"): "all kinds of records against the schema",
     ("tests/measure/steplog/test_devicetime.py", "ddpdoctor.measure.steplog.devicetime"): "one step moved",

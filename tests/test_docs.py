@@ -35,7 +35,10 @@ def test_files_that_the_architecture_names_exist():
     named = set(re.findall(r"`([\w/.-]+/[\w.-]+\.py)`", text)) - {"formats/spans/__init__.py"}
     package = ROOT / "ddpdoctor"
     roots = (ROOT, package, package / "measure", package / "trace", package / "diagnose")
-    assert len(named) > 30
+    roots += (package / "trace" / "formats",)
+    folders = set(re.findall(r"`([\w/]+)/`", text))
+    assert len(named) > 30 and len(folders) > 30
+    assert [name for name in sorted(folders) if not any((root / name).is_dir() for root in roots)] == []
     assert [name for name in sorted(named) if not any((root / name).is_file() for root in roots)] == []
 
 

@@ -159,7 +159,10 @@ def room_violations(root: Path, file: Path, rooms: dict[str, dict[str, tuple[str
             if target != own and target not in rooms[package][own]:
                 problems.append(f"{file}:{line}: {package}/{own} must not import {name}")
         if target is not None and target != own and name.count(".") > 2 and not excepted(root, file, name):
-            problems.append(f"{file}:{line}: {name} lies behind the door of {package}/{target}")
+            where = f"{name} lies behind the door of {package}/{target}"
+            problems.append(
+                f"{file}:{line}: {where}: import from there, or give a reason in INSIDES of house.py"
+            )
     return problems
 
 

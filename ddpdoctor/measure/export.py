@@ -65,9 +65,10 @@ EVENTS = {
     "duration_ns": pl.Int64,
 }
 """One row for each stretch of work. ``track``: compute or host. ``name``: data, epoch_start, copy, forward
-(on a device: all computation but the optimizer's), backward, optimizer, collection (of garbage), checkpoint,
-device_sync and launch (a device idle because the host waited for it, or while the host issues work). ``step`` is that in which it
-begins, null outside the recorded steps."""
+(on a device: all computation but the optimizer's and what is between phases), backward, optimizer, loss and outside (operators between
+phases, only from windows), collection (of garbage), checkpoint,
+device_sync and launch (a device idle because the host waited for it, or while the host issues work). ``step`` is that
+in which it begins, null outside the recorded steps."""
 
 
 class Tables(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ host work where one rank is late (:data:`LATE_COMPONENTS`); launching that all r
 fix (:data:`SHARED_COMPONENTS`). The optimizer is computation in the breakdown of a step (:data:`PART_OF`) and in device time
 (:data:`RARE_ON_DEVICE`); as a cause it is separate, since its fix is another one.
 
-To add a cause: a member here with its components, a pricer in ``costs``, a rule in ``rules``. See docs/architecture.md.
+To add a cause: a member here with its components, or with a pricer in ``costs``; and a rule in ``rules``. See docs/architecture.md.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.diagnose.selftest import outcome_of
 from ddpdoctor.diagnose.verdict import contradictions, verdict, without_contradictions
 from ddpdoctor.measure.facts import Facts, StepFacts
+from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, LateCause
 from tests.diagnose.ruled import rule, run
 
 LIMITS = {"tiny_cost_ms": 1.0, "warning_share": 0.05}
@@ -135,6 +136,13 @@ def test_what_they_do_not_bear_is_withheld(drawn: float) -> None:
     assert sentence.headline.startswith(
         "Cannot tell: the measured numbers contradict each other: attribution"
     )
+
+
+@pytest.mark.parametrize("drawn_as", [cause for cause in LATE_COMPONENTS if cause != LateCause.UNKNOWN])
+def test_it_says_where_the_steps_show_the_time(drawn_as: LateCause) -> None:
+    said = ("host", "rank-imbalance/host-work") if drawn_as == LateCause.COMPUTE else ("compute", COMPUTE)
+    (skipped,) = outcome(*said, drawn_ms=1.0, drawn_as=str(drawn_as)).skipped
+    assert "they show most of it" in skipped.why
 
 
 def test_a_small_one_leaves_the_verdict() -> None:

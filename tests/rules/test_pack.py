@@ -14,6 +14,7 @@ from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.load import load_rules, packaged_folder
 from ddpdoctor.diagnose.rule import Rule
 from ddpdoctor.diagnose.selftest import outcome_of, run_tests, with_cost_shares
+from ddpdoctor.measure.taxonomy import LateCause, SharedCause
 
 PACK = load_rules(entry_points=False)
 RULES = list(PACK.rules.values())
@@ -34,6 +35,12 @@ gpu/hardware-errors host/cpu-starved host/memory-pressure
 
 def test_ids_that_people_link_to_exist() -> None:
     assert set(REQUIRED.split()) <= set(PACK.rules)
+
+
+def test_each_cause_has_a_rule() -> None:
+    paths = {f"late.{cause}" for cause in LateCause if cause is not LateCause.TOTAL}
+    paths |= {f"shared.{cause}" for cause in SharedCause}
+    assert paths - {path for rule in RULES for path in rule.cost_paths} == set()
 
 
 @each_rule

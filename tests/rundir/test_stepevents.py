@@ -39,6 +39,7 @@ def test_the_documented_events_are_those_of_the_schema():
     documented = {kind: row[3] for row in rows for kind in re.findall("`(\\w+)`", row[1])}
     documented.pop("k")
     assert set(documented) == {str(kind) for kind in EventKind}
+    assert set(FIELDS_OF) == set(EventKind)
     for kind, fields in FIELDS_OF.items():
         said = documented[kind] if documented[kind].strip() != "as `coll`" else documented["coll"]
         assert [field for field in fields if f"`{field}`" not in said] == [], kind

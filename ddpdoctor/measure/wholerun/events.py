@@ -21,7 +21,7 @@ from ddpdoctor.rundir import EventKind
 
 from .account import RunAccount, RunPart
 
-_KINDS = {
+KINDS = {
     EventKind.DATA: "data",
     EventKind.ITERATION: "data",
     EventKind.SAVE: "checkpoint",
@@ -30,7 +30,7 @@ _KINDS = {
     EventKind.BACKWARD: "compute",
     EventKind.OPTIMIZER: "compute",
 }
-"""Kind of work by kind of event; in all others, such as collectives, the rank may wait for others."""
+"""Kind of work by kind of event; in all others, such as collectives, the rank may wait for others, and their time is no work of its own."""
 _COMPONENTS = {
     "data": (Component.DATA, Component.EPOCH_START),
     "checkpoint": (Component.CHECKPOINT,),
@@ -206,8 +206,8 @@ def _own_times(step: Step) -> dict[str, float]:
         covered += own_ns
         if event.kind == EventKind.BACKWARD and event.reductions:
             own_ns = max(min(event.gradients_ready_ns, event.end_ns) - begin_ns, 0)
-        if event.kind in _KINDS:
-            times[_KINDS[EventKind(event.kind)]] += own_ns
+        if event.kind in KINDS:
+            times[KINDS[EventKind(event.kind)]] += own_ns
     times["host"] += max(step.length_ns - covered, 0)
     return dict(times)
 

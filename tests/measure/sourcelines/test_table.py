@@ -88,7 +88,7 @@ def one_by_one(log: RankLog, components: list[Component]) -> list[int]:
 @pytest.mark.parametrize("components", ASKED, ids=lambda asked: "+".join(asked))
 def test_each_sample_is_of_the_work_at_its_moment(components):
     counts = 0
-    for seed in range(5):
+    for seed in range(20):
         log = log_of(seed)
         (rows,) = samples_of([log]).ranks
         expected = one_by_one(log, components)
