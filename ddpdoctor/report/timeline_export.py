@@ -246,6 +246,8 @@ _LABELS: dict[str, str] = {
     Component.DATA: "waiting for data",
     Component.EPOCH_START: "start of the loader",
     Component.COPY: "copy to device",
+    Component.LOSS: "operators between phases: loss, clipping",
+    Component.OUTSIDE: "other operators between phases",
     Component.COLLECTION: "garbage collection",
     Component.DEVICE_SYNC: "idle: host waited for device",
     Component.LAUNCH: "idle: host issues work",
