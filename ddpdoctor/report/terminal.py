@@ -188,7 +188,7 @@ def _steps(diagnosis: Diagnosis) -> str:
         pieces.append(f"step {f'{mean} mean, ' if differs else ''}{median} median")
         pieces += [f"{p95} p95"] if p95_ms is not None else []
     if steps.samples_per_s is not None:
-        of_all = "" if diagnosis.job.world_size == 1 else " (all ranks)"
+        of_all = "" if diagnosis.job.world_size == 1 else " in total"
         pieces.append(f"{words.significant(steps.samples_per_s)} samples/s{of_all}")
     if steps.count > 1:
         pieces.append(steps_measured(steps))
@@ -213,7 +213,7 @@ def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
                 Text.assemble((mark, style), f"{words.part(name, diagnosis)} {words.percent(share)}")
             )
     console.print()
-    alone = len(diagnosis.job.ranks_seen) == 1
+    alone = 1 in (diagnosis.job.world_size, len(diagnosis.job.ranks_seen))
     waiting = "" if alone else " (waiting shown as the straggler's work)"
     print_line(console, f"Critical path of the {words.mean_step(diagnosis)}{waiting}:", "dim")
     print_wrapped(console, bar)
@@ -235,7 +235,7 @@ def _fill_lines(entries: Iterable[Text], width: int) -> list[Text]:
 def _table(findings: list[Finding], width: int, all_ranks: str, unit: str) -> Table:
     """One row per finding, without columns that are empty in all rows. If the column "where" does not fit, its text goes below the
     rule's id."""
-    head = ["finding", "who", unit, *(["90 % CI"] if width >= WIDE else []), "speedup", "where"]
+    head = ["finding", "who", unit, *(["90 % interval"] if width >= WIDE else []), "speedup", "where"]
     rows = [_row(finding, all_ranks, wide=width >= WIDE) for finding in findings]
     head, *rows = filled_columns([head, *rows])
     needed = _table_width([head, *rows])
