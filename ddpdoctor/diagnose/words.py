@@ -197,11 +197,11 @@ def in_forward(where: Any) -> bool:
 
 def at(where: Any, operation: str | None = None) -> str:
     """Like :func:`line`, with " at" to append to a sentence: " at train.py:57 in main". Without a line, the annotation or operator:
-    ' in "# sparse arch"'; "" without either."""
+    ' in the annotation "# sparse arch"'; "" without either."""
     text = line(where)
     if text or not operation:
         return f" at {text}" if text else ""
-    return f" in {operation}" if _NAME.fullmatch(operation) else f' in "{operation}"'
+    return f" in {operation}" if _NAME.fullmatch(operation) else f' in the annotation "{operation}"'
 
 
 def waiting(stop: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> str:
@@ -470,6 +470,7 @@ _OF_TWO_RANKS = (
     ),
     (re.compile(r"\b([Tt])he other ranks\b"), r"\1he other rank"),
 )
+_OF_ONE_STEP = ((re.compile(r" on average\b"), ""),)
 _OF_RECORDING = (
     (re.compile(r"\bper step\b"), "in the recording"),
     (
@@ -485,12 +486,13 @@ _OF_RECORDING = (
 
 
 def for_this_job(text: str, names: Mapping[str, Any]) -> str:
-    """``text`` of a rule, which speaks of many ranks and steps, for a job of two ranks, one recorded rank, and a recording in which nothing
-    marks steps."""
+    """``text`` of a rule, which speaks of many ranks and steps, for a job of two ranks, one recorded rank, one measured step, and a
+    recording in which nothing marks steps."""
     job, steps = names.get("job") or {}, names.get("steps") or {}
     changes: list[tuple[re.Pattern[str], Any]] = []
     changes += _OF_ONE_RANK if job.get("ranks_seen") == 1 else ()
     changes += _OF_TWO_RANKS if job.get("world_size") == 2 else ()
+    changes += _OF_ONE_STEP if steps.get("measured") == 1 else ()
     changes += _OF_RECORDING if steps.get("marked") is False else ()
     for pattern, instead in changes:
         text = pattern.sub(instead, text)

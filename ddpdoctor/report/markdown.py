@@ -80,7 +80,7 @@ def _tried(view: SimpleNamespace) -> list[str]:
 
 
 def _table(findings: list[Finding], all_ranks: str) -> str:
-    table = [["finding", "who", "costs per step", "if fixed", "where"]]
+    table = [["finding", "who", "costs per step", "speedup", "where"]]
     for finding in findings:
         limit = words.limit(finding)
         cost = words.cost_in_total(finding) or (

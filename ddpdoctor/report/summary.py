@@ -70,7 +70,7 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
 
 
 def _cost_clause(finding: Finding, diagnosis: Diagnosis) -> str:
-    """ "It costs 18 ms per step (90 % interval: 15 to 20 ms), 26 % of the step time (16 min per hour of steps)"; "" without a cost."""
+    """ "It costs 18 ms per step (90 % interval: 15 to 20 ms), 26 % of the step time (16 min per training hour)"; "" without a cost."""
     cost_ms, share, steps = finding.costs_ms_per_step, finding.share, diagnosis.steps
     is_trace, marked = steps.source == "trace", words.lookup(diagnosis.facts, "steps.marked") is not False
     if cost_ms is None:
@@ -92,7 +92,7 @@ def _cost_clause(finding: Finding, diagnosis: Diagnosis) -> str:
     # A trace of a few steps says nothing about an hour.
     if is_trace or not 1 / 60 <= share < 1:
         return text
-    return f"{text} ({min(round(60 * share), 59)} min per hour of steps)"
+    return f"{text} ({min(round(60 * share), 59)} min per training hour)"
 
 
 def _share_of_step(finding: Finding, diagnosis: Diagnosis) -> str:
@@ -106,7 +106,7 @@ def _share_of_step(finding: Finding, diagnosis: Diagnosis) -> str:
         step = words.milliseconds(cost_ms / share)
         if speaker is not None and speaker.recording == "window":
             return f"{words.percent(share)} of the {step} that a step takes in the profiler window"
-        return f"{words.percent(share)} of the mean step with it ({step})"
+        return f"{words.percent(share)} of the {step} mean step that includes it"
     return f"{words.percent(share)} of the step time"
 
 
@@ -196,7 +196,11 @@ _POINT_TO_POINT = {"sendrecv": "send/recv"}
 _MOST_OPERATIONS = 4
 _MANY = 100
 """Reductions per step that no buckets of DDP explain: a hundred of its default 25 MiB are 2.5 GiB of gradients."""
-_UNBUCKETED = " (DDP would send a few buckets of 25 MiB; each message has a fixed latency)"
+_UNBUCKETED = " (each adds latency: reduce gradients in buckets, as DDP does)"
+_RUN_LABELS = words.RUN_LABELS | {
+    "start": "start (imports, rendezvous)",
+    "preparation": "preparation (model, data)",
+}
 _LEAST_PART = 0.01
 """Share of the wall time from which a part is named; the rest is "other"."""
 _LEAST_OTHER = 0.005
@@ -205,21 +209,19 @@ _LEAST_OTHER = 0.005
 
 def run_line(diagnosis: Diagnosis) -> str:
     """Where the wall time of the run went: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %
-    (steps × median step time / wall time)". Empty where the launcher's start and end are not known."""
+    (steps at usual length / wall time)". Empty where the launcher's start and end are not known."""
     parts_s = words.run_parts(diagnosis, _LEAST_PART, _LEAST_OTHER)
     if not parts_s:
         return ""
     paused_at = next((location(each) for each in diagnosis.findings if each.rule == "run/pause"), "")
     where = {"pauses": f" at {paused_at}"} if paused_at else {}
     shown = " + ".join(
-        f"{words.RUN_LABELS.get(part, part)} {words.seconds(value)}{where.get(part, '')}"
+        f"{_RUN_LABELS.get(part, part)} {words.seconds(value)}{where.get(part, '')}"
         for part, value in parts_s.items()
     )
     goodput = words.number_fact(diagnosis, "run.goodput")
     share = (
-        ""
-        if goodput is None
-        else f"; goodput {words.percent(goodput)} (steps × median step time / wall time)"
+        "" if goodput is None else f"; goodput {words.percent(goodput)} (steps at usual length / wall time)"
     )
     return f"Run: {words.seconds(words.number_fact(diagnosis, 'run.wall_s'))} = {shown}{share}"
 

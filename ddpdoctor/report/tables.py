@@ -233,14 +233,14 @@ def hang_table(diagnosis: Diagnosis, most: int = HUNG_ROWS) -> Table | None:
     lasts = hang.get("lasts") if isinstance(hang, dict) else None
     title = "Where each rank is" if lasts else "Where each rank was last seen"
     if isinstance(hang, dict) and hang.get("only_dumps"):
-        title = "What each rank waits in, by its flight recorder dump"
-    if any(each.guilty for each in shown):
-        title += "; → named above"
+        title = "State of each rank by its flight recorder dump"
+    notes = ["→: named above"] if any(each.guilty for each in shown) else []
     if left:
         states = {each.state for each in _first(diagnosis.standing, len(diagnosis.standing))[most:]}
         alike = next(iter(states)) if len(states) == 1 else None
         where = "`-v` shows" if most < HUNG_ROWS else "`--json F` has"
-        title += f" ({left} more{f', each {alike}' if alike else ''}: {where} all)"
+        notes.append(f"{where} {left} more{f', each {alike}' if alike else ''}")
+    title += words.in_parentheses("; ".join(notes))
     rows = [list(row) for row in zip(*(cells for _, cells in known), strict=True)]
     return Table(title, [name for name, _ in known], rows)
 

@@ -146,9 +146,12 @@ def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
         else []
     )
     hints += dict.fromkeys(
-        filter(None, (words.limit(each, "≤: upper bound", "≈: estimate") for each in shown))
+        filter(None, (words.limit(each, "≤: upper bound", "≈: rests on an assumption") for each in shown))
     )
-    hints += ["`-v` explains every finding"] if most < MOST and len(diagnosis.findings) > 1 else []
+    costless = sum(_cost(each, "") == words.NO_COST for each in shown)
+    hints += ["–: no own cost"] if 0 < costless < len(shown) else []
+    explained = len(explained_findings(diagnosis))
+    hints += ["`-v` explains every finding"] if most < MOST and len(diagnosis.findings) > explained else []
     if hints:
         print_line(console, " · ".join(hints), "dim")
     if len(shown) < len(diagnosis.findings):
@@ -172,21 +175,22 @@ def _hta(results: Mapping[str, Any]) -> str:
 
 def _steps(diagnosis: Diagnosis) -> str:
     steps = diagnosis.steps
+    p95_ms = steps.p95_ms if steps.measured >= _FEWEST_FOR_P95 else None
     pieces = []
     if steps.median_ms is not None and words.lookup(diagnosis.facts, "steps.marked") is False:
-        return f"recording of {words.milliseconds(steps.median_ms)}, without marks of steps"
+        return f"recording of {words.milliseconds(steps.median_ms)}, without step annotations"
     if steps.median_ms is not None and steps.measured == 1:
         pieces.append(f"one step of {words.milliseconds(steps.median_ms)}")
     elif steps.median_ms is not None:
         # Costs are shares of the mean.
-        mean, median = words.milliseconds(steps.mean_ms), words.milliseconds(steps.median_ms)
+        mean, median, p95 = words.in_one_unit(steps.mean_ms, steps.median_ms, p95_ms)
         differs = steps.mean_ms is not None and mean != median
         pieces.append(f"step {f'{mean} mean, ' if differs else ''}{median} median")
-    if steps.p95_ms is not None and steps.measured >= _FEWEST_FOR_P95:
-        pieces.append(f"{words.milliseconds(steps.p95_ms)} p95")
+        pieces += [f"{p95} p95"] if p95_ms is not None else []
     if steps.samples_per_s is not None:
-        pieces.append(f"{words.significant(steps.samples_per_s)} samples/s")
-    if steps.count:
+        of_all = "" if diagnosis.job.world_size == 1 else " in total"
+        pieces.append(f"{words.significant(steps.samples_per_s)} samples/s{of_all}")
+    if steps.count > 1:
         pieces.append(steps_measured(steps))
     return ", ".join(pieces)
 
@@ -209,7 +213,8 @@ def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
                 Text.assemble((mark, style), f"{words.part(name, diagnosis)} {words.percent(share)}")
             )
     console.print()
-    waiting = "" if diagnosis.job.world_size == 1 else " (a wait counts as the late rank's work)"
+    alone = 1 in (diagnosis.job.world_size, len(diagnosis.job.ranks_seen))
+    waiting = "" if alone else " (waiting shown as the straggler's work)"
     print_line(console, f"Critical path of the {words.mean_step(diagnosis)}{waiting}:", "dim")
     print_wrapped(console, bar)
     for line in _fill_lines(entries, width):
@@ -230,7 +235,7 @@ def _fill_lines(entries: Iterable[Text], width: int) -> list[Text]:
 def _table(findings: list[Finding], width: int, all_ranks: str, unit: str) -> Table:
     """One row per finding, without columns that are empty in all rows. If the column "where" does not fit, its text goes below the
     rule's id."""
-    head = ["finding", "who", unit, *(["90 %"] if width >= WIDE else []), "if fixed", "where"]
+    head = ["finding", "who", unit, *(["90 % interval"] if width >= WIDE else []), "speedup", "where"]
     rows = [_row(finding, all_ranks, wide=width >= WIDE) for finding in findings]
     head, *rows = filled_columns([head, *rows])
     needed = _table_width([head, *rows])
@@ -262,10 +267,10 @@ def _row(finding: Finding, all_ranks: str, *, wide: bool) -> list[str]:
 
 
 def _cost(finding: Finding, limit: str) -> str:
-    """ms per step, or of what does not recur "8.0 s"."""
+    """ms per step, or of what does not recur "8.0 s/run"."""
     cost_ms = finding.costs_ms_per_step
     if cost_ms is None and finding.costs_s is not None:
-        return words.seconds(finding.costs_s)
+        return f"{words.seconds(finding.costs_s)}/run"
     if cost_ms is None:
         return words.NO_COST
     return limit + (words.significant(cost_ms) if cost_ms < _IN_SECONDS_MS else words.milliseconds(cost_ms))
@@ -326,9 +331,10 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
     for fix in finding.fixes[: MOST if verbose else 1]:
         console.print()
         print_line(console, f"{words.fix_label(fix)}: {fix.title}", "bold")
-        if verbose:
+        code = snippet(finding, fix)
+        if fix.why and (verbose or not code):
             print_line(console, " ".join(fix.why.split()))
-        if code := snippet(finding, fix):
+        if code:
             console.print(_snippet(code, console), soft_wrap=True)
         if fix.trade_off:
             print_line(console, f"Trade-off: {' '.join(fix.trade_off.split())}", "dim")
@@ -338,7 +344,7 @@ def _places(finding: Finding, console: Console, verbose: bool) -> None:
     """Print the source lines and their callers; without ``verbose`` only the first, and only what the table lacks."""
     for shown in map(place, finding.where[: MOST if verbose else 1]):
         if verbose:
-            print_line(console, f"  {shown.full} in {shown.function}")
+            print_line(console, f"  at {shown.full} in {shown.function}")
         if shown.callers or (shown.text and not verbose):
             print_line(console, f"    called at {shown.called_at}" if verbose else f"  {shown.call_path}")
         for line in shown.text:

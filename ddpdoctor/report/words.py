@@ -77,7 +77,10 @@ EXCLUDED = {
     "thinned": "logged without phases",
     "no collective that all ranks share": "without a collective that all ranks recorded",
     "no measured step before it": "directly after an excluded step",
-    "no step before it in the window": "first in the window",
+    "no step before it in the window": "at the start of the profiler window",
+    "evaluation": "with an evaluation",
+    "disturbed by the profiler": "at the profiler's start or stop",
+    "inside the profiled window": "with the profiler active",
     "no collectives matched": "without matched collectives",
     "single pause": "in a pause",
 }
@@ -125,6 +128,13 @@ def milliseconds(value: float | None) -> str:
     if size < 0.1 and value != 0:
         return f"{significant(value * 1e3)} µs"
     return f"{significant(value)} ms"
+
+
+def in_one_unit(*values_ms: float | None) -> list[str]:
+    """Durations given in milliseconds, all in seconds if one of them takes a second or longer, to be compared."""
+    if max((value for value in values_ms if value is not None), default=0.0) < 1000:
+        return [milliseconds(value) for value in values_ms]
+    return [ABSENT if value is None else seconds(value / 1e3) for value in values_ms]
 
 
 def seconds(value: float | None) -> str:

@@ -175,7 +175,7 @@ def _state(each: RankEvidence, does: Activity | None, guilty: bool, stood: bool)
         seen = each.stack or each.phase is not None or each.step is not None
         return None if seen else "left no dump"
     if recording.pending:
-        return "has collectives pending" if guilty else "waits for other ranks"
+        return "has unfinished collectives" if guilty else "waits for other ranks"
     return "has nothing pending" if recording.is_listed else None
 
 

@@ -282,8 +282,8 @@ def _lagging(roots: Sequence[Root]) -> str:
     return (
         f"{who[0].upper()}{who[1:]} {have} {many} unfinished {'collective' if many == 1 else 'collectives'} that other ranks have "
         f"finished (the first on rank {roots[0].rank}: {_words(first)} "
-        f"with sequence number {first.sequence} of {first.group.words}). So {'their devices' if len(roots) > 1 else 'its device'} had "
-        "stopped executing, or torch's watchdog, which records what is finished, had stopped."
+        f"with sequence number {first.sequence} of {first.group.words}). Either {'their devices' if len(roots) > 1 else 'its device'} "
+        "stopped executing, or torch's watchdog, which records completion, stopped."
     )
 
 
@@ -311,7 +311,7 @@ def _elsewhere(stop: StopFacts, stuck: Stuck | None, run: RunEvidence) -> list[s
     if others:
         verb = "waits" if len(others) == 1 else "wait"
         text = ranks_in_words(others)
-        said.append(f"{text[0].upper()}{text[1:]} {verb} in other collectives or sends (see the table).")
+        said.append(f"{text[0].upper()}{text[1:]} {verb} elsewhere (see the table).")
     return said
 
 

@@ -150,7 +150,7 @@ def test_all_ranks_are_those_that_were_recorded() -> None:
 def test_where_no_line_is_known_the_annotation_says_where() -> None:
     line = {"file": "a/train.py", "line": 5, "function": "main"}
     assert words.at([line], "# sparse") == " at train.py:5 in main"
-    assert words.at([], "# sparse arch") == ' in "# sparse arch"'
+    assert words.at([], "# sparse arch") == ' in the annotation "# sparse arch"'
     assert words.at(None, "aten::item") == " in aten::item"
     assert words.at([], None) == ""
 

@@ -44,7 +44,7 @@ def test_both_guilty_ranks_of_real_jobs_are_named_with_group_and_collective(case
     assert (stop["doing"] == "device") is (case == "gpu_error_2nd")
     assert stop["tensors"] == "2048x5120 BFloat16"
     page = render_html(diagnosis)
-    assert "What each rank waits in, by its flight recorder dump" in page
+    assert "State of each rank by its flight recorder dump" in page
     assert "Cost per step" not in page and "0 steps on" not in page
     assert "| → 9 |" in render_markdown(diagnosis)
 
@@ -141,7 +141,7 @@ def test_a_stopped_device_may_be_its_watchdog():
     (finding,) = diagnosis.findings
     assert "Ranks 9 and 14 last issued sequence number 44790" in finding.explanation
     assert "each have 18 unfinished collectives" in finding.explanation
-    assert "Ranks 0 to 7 wait in other collectives" in finding.explanation
+    assert "Ranks 0 to 7 wait elsewhere (see the table)" in finding.explanation
     why = {each.rule: each.why for each in diagnosis.skipped}
     assert why["allreduce/exposed"] == "time in collectives was not measured"
     assert "a recorded run shows this" in why["hang/rank-died"]
