@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -18,7 +19,9 @@ from ddpdoctor.hook.recording import Recorder, active
 from ddpdoctor.hook.recording import recorder as module
 from ddpdoctor.rundir import STEPS_FILE, Spool, drain, make_spool_root
 from ddpdoctor.rundir.heartbeat import HEARTBEAT_FILE
+from ddpdoctor.rundir.layout import opened_spool
 from ddpdoctor.rundir.liveness import State, Writer
+from ddpdoctor.rundir.segments import Segment
 from tests.launch.launched import make_run
 
 
@@ -54,26 +57,29 @@ def logged(recorder: Recorder) -> list[tuple[int, int, int]]:
     return steps
 
 
-class StruckError(Exception):
-    pass
+class StruckError(TimeoutError):
+    """As handlers of SIGALRM raise."""
 
 
-def interrupted(recorder: Recorder, call: int, handler: Callable[[], None], run: Callable[[], None]) -> bool:
-    """Run ``run`` with the handler at its ``call``-th call, where Python runs signal handlers; whether it has so many."""
+FILES = {sys.modules[each.__module__].__file__ for each in (Recorder, Spool, Segment, opened_spool)}
+
+
+def interrupted(call: int, handler: Callable[[], None], run: Callable[[], None]) -> bool:
+    """Run ``run`` with the handler at its ``call``-th call, where Python runs signal handlers; whether it has so many. What the handler
+    raises must come back."""
     seen = [0]
 
     def strike(frame: Any, event: str, argument: Any) -> None:
-        if event not in ("call", "c_return") or frame.f_code.co_filename not in (module.__file__, spool_file):
-            return
-        seen[0] += 1
-        if seen[0] == call:
-            sys.setprofile(None)
-            handler()
+        if event in ("call", "c_return") and frame.f_code.co_filename in FILES:
+            seen[0] += 1
+            if seen[0] == call:
+                sys.setprofile(None)
+                handler()
 
-    spool_file = sys.modules[Spool.__module__].__file__
     sys.setprofile(strike)
     try:
         run()
+        assert handler is not raises or seen[0] < call
     except StruckError:
         pass
     finally:
@@ -81,24 +87,35 @@ def interrupted(recorder: Recorder, call: int, handler: Callable[[], None], run:
     return seen[0] >= call
 
 
-def raises() -> None:
+def raises(*_: object) -> None:
     raise StruckError
 
 
+@pytest.fixture(autouse=True)
+def handled() -> Iterator[None]:
+    """``raises`` is a handler of the job's."""
+    before = signal.signal(signal.SIGUSR1, raises)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
 @pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("segment", ["room", "full"])
 @pytest.mark.parametrize("what", ["raises", "steps"])
 def test_a_handler_at_any_call_of_a_steps_end_makes_no_step_twice(
-    recorder: Recorder, what: str, full: bool
+    recorder: Recorder, what: str, segment: str, full: bool
 ) -> None:
     handler = raises if what == "raises" else lambda: [end(recorder) for _ in range(3)] and None
     for call in range(1, 200):
         for _ in range(6 + call % 4):
             end(recorder)
         recorder.marks.append("mark")
+        if segment == "full" and recorder.spool._streams:
+            recorder.spool._streams[STEPS_FILE].size = 0
+            drain(recorder.spool.directory)  # the calls of a new segment's making include one for each earlier segment
         recorder._full_block = full
         active.record(full=full)
         if not interrupted(
-            recorder,
             call,
             handler,
             lambda: recorder.end_step(recorder.cut(recorder.start_perf_ns + 1_000_000)),
@@ -120,7 +137,7 @@ def test_a_handler_at_any_call_of_other_writes_makes_no_step_twice(recorder: Rec
         for call in range(1, 100):
             for _ in range(6 + call % 4):
                 end(recorder)
-            if not interrupted(recorder, call, handler, write):
+            if not interrupted(call, handler, write):
                 break
     assert len(logged(recorder)) == recorder.step
 

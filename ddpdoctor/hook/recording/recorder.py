@@ -28,6 +28,7 @@ from ...rundir import (
     brief_lines,
 )
 from ..job import CodeKinds, Lines
+from ..patching import is_the_jobs
 from .active import active
 from .crash_records import Calls
 from .thread_times import ThreadTimes
@@ -71,6 +72,7 @@ class Recorder:
 
     def __init__(self, spool: Spool, kinds: CodeKinds) -> None:
         self.spool = spool
+        spool.is_the_jobs = is_the_jobs
         self.kinds = kinds
         self.pid = os.getpid()
         self.step = 0
