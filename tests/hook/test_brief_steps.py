@@ -112,7 +112,9 @@ def test_a_handler_at_any_call_of_a_steps_end_makes_no_step_twice(
         recorder.marks.append("mark")
         if segment == "full" and recorder.spool._streams:
             recorder.spool._streams[STEPS_FILE].size = 0
-            drain(recorder.spool.directory)  # the calls of a new segment's making include one for each earlier segment
+            drain(
+                recorder.spool.directory
+            )  # the calls of a new segment's making include one for each earlier segment
         recorder._full_block = full
         active.record(full=full)
         if not interrupted(
@@ -156,6 +158,17 @@ def test_no_step_has_its_start_and_its_end_by_two_clocks(
             recorder.switch_to_this_thread()
     recorder.write_brief_steps()
     assert {last - first for _, first, last in logged(recorder)} == {1_000_000}
+
+
+def test_a_thread_without_a_cpu_between_two_clocks_moves_no_step(recorder: Recorder, monkeypatch) -> None:
+    real, lag_ns = module.time_ns, [0]
+    monkeypatch.setattr(module, "time_ns", lambda: real() - lag_ns.pop() if len(lag_ns) > 1 else real())
+    for number in range(40):
+        if number == 15:
+            lag_ns.append(12_000_000)
+        end(recorder)
+    steps = logged(recorder)
+    assert all(abs(after[1] - before[2]) < 1_000_000 for before, after in pairwise(steps))
 
 
 def test_what_only_the_page_of_a_dead_rank_has_is_copied_once(recorder: Recorder, monkeypatch) -> None:

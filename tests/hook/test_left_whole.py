@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from importlib import import_module
-from threading import get_ident
+from threading import RLock, get_ident
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +25,7 @@ def test_a_line_that_another_thread_adds_while_others_are_written_is_written_wit
         pending=["first\n"],
         spool=SimpleNamespace(write=write),
         write_brief_steps=lambda: None,
-        _writing=nullcontext(),
+        _writing=RLock(),
     )
     Recorder.write_now(recorder, "second\n")
     Recorder.write_now(recorder, "third\n")
@@ -38,7 +37,7 @@ def test_an_error_before_a_checkpoint_hides_none_of_those_after_it(monkeypatch) 
     events: list[str] = []
     checkpoints = import_module("ddpdoctor.hook.patches.others")  # as the hook itself loads it
 
-    def struck() -> str:
+    def struck(through: bool = False) -> str:
         raise KeyboardInterrupt
 
     recorder = SimpleNamespace(
@@ -51,6 +50,6 @@ def test_an_error_before_a_checkpoint_hides_none_of_those_after_it(monkeypatch) 
     before, after = checkpoints.checkpoint_event(EventKind.SAVE)
     with pytest.raises(KeyboardInterrupt):
         before((), {})
-    recorder.lines.caller = lambda: ""
+    recorder.lines.caller = lambda through=False: ""
     after(before((), {}), None)
     assert len(events) == 1

@@ -46,6 +46,9 @@ In steps whose number is a multiple of a power of two, so that ranks share them.
 _MOST_COUNTERS_MASK = 63
 """The rarest: at two neighbouring ends of steps in 64."""
 
+MOST_DRIFT_NS = 50_000
+"""From one reading of both clocks to the next: beyond it the clock was set, or the thread had no CPU between the two halves of a reading,
+which makes the difference smaller than it is."""
 _MOST_LOST = 10
 Cut = tuple[int, int, int, int]
 """A moment at which a step may have ended: perf_counter_ns, events before it, and the thread's time on a CPU and its wait
@@ -235,6 +238,8 @@ class Recorder:
                     data = data[:-2] + f"{_EVENTS}[{self._event_texts(start, end)}]}}\n"
             if full or not number % BLOCK_STEPS:
                 next_zero = time_ns() - perf_counter_ns()
+                if abs(next_zero - zero) > MOST_DRIFT_NS:
+                    next_zero = max(next_zero, time_ns() - perf_counter_ns())
             waiting = len(self.pending)
             if waiting:
                 data = "".join(self.pending[:waiting]) + data
