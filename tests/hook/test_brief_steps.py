@@ -10,17 +10,18 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ddpdoctor.hook.job import CodeKinds
-from ddpdoctor.hook.recording import Recorder, active
+from ddpdoctor.hook.recording import Recorder, Writer, active
 from ddpdoctor.hook.recording import recorder as module
-from ddpdoctor.rundir import STEPS_FILE, Spool, drain, make_spool_root
+from ddpdoctor.rundir import STEPS_FILE, Spool, drain, liveness, make_spool_root
 from ddpdoctor.rundir.heartbeat import HEARTBEAT_FILE
 from ddpdoctor.rundir.layout import opened_spool
-from ddpdoctor.rundir.liveness import State, Writer
+from ddpdoctor.rundir.liveness import State
 from ddpdoctor.rundir.segments import Segment
 from tests.launch.launched import make_run
 
@@ -172,11 +173,23 @@ def test_a_thread_without_a_cpu_between_two_clocks_moves_no_step(recorder: Recor
     assert all(abs(after[1] - before[2]) < 1_000_000 for before, after in pairwise(steps))
 
 
+def test_steps_are_in_the_log_soon_also_without_a_status_thread(recorder: Recorder, tmp_path: Path) -> None:
+    """As with ``--hang-after 0``."""
+    run = str(tmp_path / "run")
+    session = SimpleNamespace(recorder=recorder, spool=recorder.spool, run=run, world_size=1, document={})
+    for _ in range(20):
+        end(recorder)
+    assert Writer(session)._copy(changed=False, ending=False)  # type: ignore[arg-type]
+    assert Path(drain(recorder.spool.directory), STEPS_FILE).read_text().count('"step":') == 20
+
+
 def test_what_only_the_page_of_a_dead_rank_has_is_copied_once(recorder: Recorder, monkeypatch) -> None:
     for _ in range(20):
         end(recorder)
     states = iter([State.UNKNOWN, State.OVER, State.OVER])
-    monkeypatch.setattr("ddpdoctor.rundir.liveness.writer_in", lambda folder: Writer(next(states), 0))
+    monkeypatch.setattr(
+        "ddpdoctor.rundir.liveness.writer_in", lambda folder: liveness.Writer(next(states), 0)
+    )
     sizes = (
         os.stat(recorder.spool.directory),
         [os.path.getsize(each) for each in Path(recorder.spool.directory).glob("steps*")],
@@ -194,7 +207,7 @@ def test_what_only_the_page_of_a_dead_rank_has_is_copied_once(recorder: Recorder
 def test_a_dead_ranks_damaged_page_adds_no_step(recorder: Recorder, monkeypatch) -> None:
     for _ in range(20):
         end(recorder)
-    monkeypatch.setattr("ddpdoctor.rundir.liveness.writer_in", lambda folder: Writer(State.OVER, 0))
+    monkeypatch.setattr("ddpdoctor.rundir.liveness.writer_in", lambda folder: liveness.Writer(State.OVER, 0))
     path = Path(recorder.spool.directory, HEARTBEAT_FILE)
     for content in (b"", b"x", os.urandom(4096), path.read_bytes()[:8] + b"\x7f" * 4088):
         path.write_bytes(content)
