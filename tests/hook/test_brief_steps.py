@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +18,14 @@ import pytest
 
 from ddpdoctor.hook.job import CodeKinds
 from ddpdoctor.hook.recording import Recorder, Writer, active
-from ddpdoctor.hook.recording import recorder as module
 from ddpdoctor.rundir import STEPS_FILE, Spool, drain, liveness, make_spool_root
 from ddpdoctor.rundir.heartbeat import HEARTBEAT_FILE
 from ddpdoctor.rundir.layout import opened_spool
 from ddpdoctor.rundir.liveness import State
 from ddpdoctor.rundir.segments import Segment
 from tests.launch.launched import make_run
+
+module = import_module(Recorder.__module__)
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ import pytest
 
 from ddpdoctor.hook.recording import active, backwards
 from ddpdoctor.hook.recording.crash_records import Calls
-from ddpdoctor.hook.recording.session import Backward
 from ddpdoctor.rundir import CALL_SLOTS, OWN_SLOTS, lines_of_calls
 
 backward = import_module("ddpdoctor.hook.patches.backward")  # as the hook itself loads it
@@ -83,7 +82,7 @@ def brief(monkeypatch) -> Iterator[SimpleNamespace]:
     )
     session = SimpleNamespace(
         recorder=recorder,
-        backward=Backward(),
+        backward=SimpleNamespace(depth=0, steps_optimizer=False, usual=None, lines={}),
         models=SimpleNamespace(to_reduce=lambda: seen, open=[]),
         devices=None,
         thread_is_known=True,
