@@ -59,7 +59,7 @@ from .files import (
     write_json,
 )
 from .handover import RAW_FILE, TooLargeError
-from .heartbeat import ENDS_AT, ENDS_MASK, STEPS_AT, Heartbeat
+from .heartbeat import ENDS_AT, ENDS_MASK, STEPS_AT, WRITTEN_AT, Heartbeat
 from .host_files import HostLock, copier_lock_is_held, host_document, remove_root
 from .layout import (
     CALLS_FILE,

@@ -29,7 +29,7 @@ from .files import reason_of
 from .handover import add_trouble, copy_documents, copy_stop_files, take_traces
 from .heartbeat import HEARTBEAT_FILE, unwritten_steps
 from .host_files import copy_host_documents
-from .liveness import WRITER_FILES, State, writer_in
+from .liveness import WRITER_FILES, is_over
 from .segments import segments_in, uncopied_bytes, whole_lines
 from .spool import RESERVE_FILE, path_name, roots_of, spools_in
 from .stepevents import LineField, brief_lines
@@ -121,14 +121,13 @@ def drain(
     ``with_stop_files``: copy the rank's status files even without a request.
     """
     root = os.path.dirname(directory)
+    over = (remove or with_stop_files) and is_over(directory)
     with layout.opened_spool(directory) as spool_fd:
         with _locked(spool_fd, time.monotonic() + PATIENCE_S if deadline_s is None else deadline_s, beat):
             target = layout.read_target(spool_fd)  # under the lock: an earlier copy may have claimed a folder
             if run is not None:
                 target = _place_in(run, target)
             _refuse_foreign(layout.run_of(target), root)
-            if (remove or with_stop_files) and writer_in(spool_fd).state is not State.WRITING:
-                _complete_steps(spool_fd)
             try:
                 with owned.folder(layout.run_of(target), links=True) as run_folder:
                     if not owned.is_own(run_folder):
@@ -141,6 +140,8 @@ def drain(
                         owned.folder(os.path.basename(target), ranks) as rank_fd,
                     ):
                         _copy_all(spool_fd, rank_fd, beat)
+                        if over:
+                            _complete_steps(spool_fd, rank_fd)
                         copy_stop_files(spool_fd, rank_fd, remove or with_stop_files)
                         if remove:
                             clear_thinned(rank_fd)
@@ -226,26 +227,6 @@ def _refuse_foreign(run: str, root: str) -> None:
     layout.refuse_other_run(run, known)
 
 
-def _complete_steps(spool: int) -> None:
-    """Write to the stream those steps of a rank that has ended which only its heartbeat's page has. Raises OSError."""
-    parts = segments_in(spool).get(layout.STEPS_FILE)
-    if not parts or owned.identity_of(HEARTBEAT_FILE, spool) is None:
-        return
-    lines = whole_lines(owned.read_file(parts[-1][1], spool))
-    known = _STEP.findall(lines)
-    first, times_ns = unwritten_steps(
-        owned.read_file(HEARTBEAT_FILE, spool), int(known[-1]) + 1 if known else 0
-    )
-    if times_ns:
-        segment = owned.open_file(parts[-1][1], spool, os.O_WRONLY | os.O_APPEND)
-        try:
-            # Of a line that was being written nothing stays.
-            os.ftruncate(segment, len(lines))
-            _append(segment, brief_lines(first, times_ns).encode())
-        finally:
-            os.close(segment)
-
-
 def _copy_all(spool: int, rank_fd: int, beat: Callable[[], None]) -> None:
     for stream, parts in segments_in(spool).items():
         if stream in _STREAMS and (
@@ -274,6 +255,28 @@ def _copy(
                 os.unlink(name, dir_fd=spool)
     finally:
         os.close(out)
+
+
+def _complete_steps(spool: int, rank_fd: int) -> None:
+    """Append to the copied log those steps of a rank that has ended which only its heartbeat's page has. Raises OSError."""
+    try:
+        page = owned.read_file(HEARTBEAT_FILE, spool)
+        out = owned.open_file(layout.STEPS_FILE, rank_fd, os.O_RDWR | os.O_APPEND)
+    except FileNotFoundError:
+        return
+    try:
+        known = _last_step(out)
+        first, times_ns = unwritten_steps(page, 0 if known is None else known + 1)
+        _append(out, brief_lines(first, times_ns).encode(), whole=True)
+    finally:
+        os.close(out)
+
+
+def _last_step(out: int) -> int | None:
+    """The number of the last step in an open log; None if its end has none."""
+    size = os.fstat(out).st_size
+    found = _STEP.findall(os.pread(out, _TAIL_BYTES, max(0, size - _TAIL_BYTES)))
+    return int(found[-1]) if found else None
 
 
 def _append(out: int, data: bytes, whole: bool = False) -> None:
@@ -336,10 +339,8 @@ def _note(words: str, size: int) -> bytes:
 
 def _lost_steps(out: int, data: bytes) -> str:
     """The steps missing between the end of the open file and ``data``, as text; "" for none."""
-    size = os.fstat(out).st_size
-    before = _STEP.findall(os.pread(out, _TAIL_BYTES, max(0, size - _TAIL_BYTES)))
-    after = _STEP.search(data)
-    first, last = int(before[-1]) + 1 if before else 0, int(after[1]) - 1 if after else -1
+    before, after = _last_step(out), _STEP.search(data)
+    first, last = 0 if before is None else before + 1, int(after[1]) - 1 if after else -1
     if after is None:
         return f"Steps from {first} on were lost"
     if first > last:

@@ -33,11 +33,15 @@ _VERSION = 1
 _ALL = struct.Struct("=9q")
 STEPS_AT = 2
 """Index of ``Beat.steps``; behind it ``Beat.step_end_ns``."""
-_REPORTS_AT, _ENDED_AT, _SIGNAL_AT, _WRITTEN_AT = 4, 7, 8, 9
+WRITTEN_AT = 9
+"""Index of the number of steps that are in the step log."""
+_REPORTS_AT, _ENDED_AT, _SIGNAL_AT = 4, 7, 8
 ENDS_AT = 256
 """Index of the first of the steps' ends."""
 ENDS_MASK = 255
 """What of a step's number says where among them the time is at which it began."""
+MOST_STEPS = 10**15
+"""More than any rank finishes: a page with a larger number is damaged."""
 
 
 class Beat(NamedTuple):
@@ -68,7 +72,7 @@ class Beat(NamedTuple):
 
 
 class Heartbeat:
-    """The rank's side. ``step`` is for the training thread, ``report_written`` for the status thread; neither raises."""
+    """The rank's side. The recorder writes ends of steps to ``numbers``; ``report_written`` is for the status thread. None raises."""
 
     def __init__(self, spool: Spool) -> None:
         self.numbers: Any
@@ -85,19 +89,9 @@ class Heartbeat:
         """The step of this number begins at ``at_ns``, epoch ns, not where the one before ended."""
         self._write(ENDS_AT + (number & ENDS_MASK), at_ns)
 
-    def step(self, steps: int, end_ns: int) -> None:
-        """``steps`` are finished and in the step log, the last one at ``end_ns``, epoch ns."""
-        # In every step, so in as few operations as can be.
-        numbers = self.numbers
-        try:
-            numbers[ENDS_AT + (steps & ENDS_MASK)] = numbers[STEPS_AT + 1] = end_ns
-            numbers[_WRITTEN_AT] = numbers[STEPS_AT] = steps
-        except ValueError:  # as in _write
-            self.numbers = [0] * (_BYTES // 8)
-
     def written(self, steps: int) -> None:
         """The first ``steps`` are in the step log."""
-        self._write(_WRITTEN_AT, steps)
+        self._write(WRITTEN_AT, steps)
 
     def times_ns(self, first: int, end: int) -> list[int]:
         """Start and end of each of the steps from ``first`` on and before ``end``, at most the last 255, epoch ns, in pairs."""
@@ -136,13 +130,17 @@ def _times_ns(numbers: Sequence[int], first: int, end: int) -> list[int]:
 
 def unwritten_steps(page: bytes, first: int) -> tuple[int, list[int]]:
     """The steps that a page's content has and the step log has not, which has those before ``first``: the number of the first of them, and
-    their times as ``Heartbeat.times_ns`` gives them."""
+    their times as ``Heartbeat.times_ns`` gives them; no times if the content is damaged, or of a version that kept none."""
     numbers = memoryview(page).cast("q") if len(page) == _BYTES else [0]
     if numbers[0] != _VERSION:
         return first, []
-    steps = numbers[STEPS_AT]
-    first = max(first, numbers[_WRITTEN_AT], steps - ENDS_MASK)
-    return first, _times_ns(numbers, first, steps)
+    steps, written = numbers[STEPS_AT], numbers[WRITTEN_AT]
+    if not 0 <= written <= steps <= MOST_STEPS:
+        return first, []
+    first = max(first, written, steps - ENDS_MASK)
+    times_ns = _times_ns(numbers, first, steps)
+    is_whole = times_ns == sorted(times_ns) and (not times_ns or times_ns[0] > 0)
+    return first, times_ns if is_whole else []
 
 
 class HeartbeatReader:

@@ -34,7 +34,7 @@ import tempfile
 import time
 from contextlib import suppress
 from math import log2
-from typing import Any
+from typing import Any, Callable
 
 from . import layout
 from .layout import WORKERS_FILE, run_id
@@ -135,7 +135,7 @@ def make_spool_root(run: str) -> str:
 
 
 class Spool:
-    """The writing side, one per rank. ``write`` copies into memory and never raises. One thread writes to a stream."""
+    """The writing side, one per rank. ``write`` copies into memory and never raises. One thread at a time writes to a stream."""
 
     def __init__(self, root: str, rank: int, run: str) -> None:
         """Make the spool of a rank whose folder in ``run`` is claimed when something is copied there first. Raises
@@ -161,6 +161,8 @@ class Spool:
         self._closed = False
         self.dropped = 0
         self.error: str | None = None
+        self.is_the_jobs: Callable[[BaseException], bool] = lambda error: False
+        """Whether an error was raised by a handler of a signal, in the midst of this; ``write`` raises it then."""
 
     def write(self, stream: str, data: bytes) -> bool:
         """Append ``data`` (whole lines) to a stream. What cannot be kept is counted in ``dropped``; False then."""
@@ -173,6 +175,8 @@ class Spool:
             segment.memory[begin:end] = data
             return True
         except (OSError, ValueError) as error:
+            if self.is_the_jobs(error):
+                raise
             self.dropped += 1
             self.error = str(error)
             return False
@@ -186,13 +190,17 @@ class Spool:
                 # What is no longer in a file, because that was removed, is written once more.
                 unsaved = b"" if full is None else full.memory[saved : full.used]
                 position = 0 if full is None else full.start + saved
-                room = room_for_segment(spool_fd)
-                segment = Segment(
-                    f"{stream}.{position:015d}", spool_fd, position, max(room, len(unsaved) + least)
-                )
+                room, name = room_for_segment(spool_fd), f"{stream}.{position:015d}"
+                with suppress(FileNotFoundError):
+                    os.unlink(
+                        name, dir_fd=spool_fd
+                    )  # of a handler of the job's, which raised in the midst of this
+                segment = Segment(name, spool_fd, position, max(room, len(unsaved) + least))
                 segment.memory[: len(unsaved)] = unsaved
                 segment.used = len(unsaved)
         except OSError as error:
+            if self.is_the_jobs(error):
+                raise
             self._no_room_until_s = time.monotonic() + LOOK_AGAIN_S
             raise self._reason(error) from error
         self._streams[stream] = segment

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from importlib import import_module
-from threading import get_ident
+from threading import RLock, get_ident
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +25,7 @@ def test_a_line_that_another_thread_adds_while_others_are_written_is_written_wit
         pending=["first\n"],
         spool=SimpleNamespace(write=write),
         write_brief_steps=lambda: None,
-        _writing=nullcontext(),
+        _writing=RLock(),
     )
     Recorder.write_now(recorder, "second\n")
     Recorder.write_now(recorder, "third\n")

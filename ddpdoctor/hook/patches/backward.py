@@ -23,6 +23,9 @@ _REDUCING = EventKind.BACKWARD.opening + EventField.GROUP.next_key
 _METHOD: Any = None
 """The code of ``Tensor.backward``, from the installation on."""
 
+_RECORDED = -2
+"""Of a backward that does not go the short way. -1 is one that goes it, and for which there is no slot in the page of calls."""
+
 _Token = tuple[Session, int, str, int]
 """The recording, the start, 0 in steps of which only the times are kept, the field with the source line, and where the call was
 written down."""
@@ -32,15 +35,13 @@ class Usual:
     """The backward that was called last; usually the next one is called from the same line and reduces the same
     model."""
 
-    __slots__ = ("above", "at", "call", "code", "model", "where")
+    __slots__ = ("at", "call", "code", "is_method", "model", "where")
 
     def __init__(self, frame: FrameType, call: Call, model: weakref.ref[Any], where: str) -> None:
         """``frame`` called torch's function, or this one's caller did: ``Tensor.backward``."""
         caller = frame.f_back
-        is_method = frame.f_code is _METHOD and caller is not None
-        self.above = 2 if is_method else 1
-        """How many frames above the wrapper the caller is."""
-        called = caller if is_method and caller is not None else frame
+        self.is_method = frame.f_code is _METHOD and caller is not None
+        called = caller if self.is_method and caller is not None else frame
         self.code, self.at = called.f_code, called.f_lasti
         self.call, self.model, self.where = call, model, where
 
@@ -53,13 +54,15 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:  # noqa: C901
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901
-        place, current = -1, active.session
+        place, current = _RECORDED, active.session
         if current is not None and not backwards.full and not _PART.off:
             try:
                 recorder, backward = current.recorder, current.backward
                 usual = backward.usual
                 if usual is not None and not backward.depth and recorder.thread == get_ident():
-                    frame, model = sys._getframe(usual.above), usual.model()
+                    frame, model = sys._getframe(1), usual.model()
+                    if usual.is_method:
+                        frame = frame.f_back or frame
                     if frame.f_code is usual.code and frame.f_lasti == usual.at and model is not None:
                         if model.require_backward_grad_sync:
                             place = recorder.calls.begin(usual.call, recorder.step, own=True)
@@ -67,15 +70,15 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:  # noqa: C901
                             # Last: it would stay raised where a handler of the job's raised before this.
                             backward.depth = 1
             except Exception as error:
-                place = -1
+                place = _RECORDED
                 if not counted(_PART, error):
                     raise
         try:
-            if place < 0:
+            if place == _RECORDED:
                 return recorded(*args, **kwargs)
             result = original(*args, **kwargs)
         except BaseException as raised:
-            if place >= 0:
+            if place != _RECORDED:
                 backward.depth = 0
                 try:
                     failed(raised)
@@ -86,10 +89,11 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:  # noqa: C901
             raised.__traceback__ = raised.__traceback__ and raised.__traceback__.tb_next
             raise
         backward.depth = 0
-        try:
-            numbers[place] = 0
-        except (TypeError, ValueError):
-            pass  # the recording has ended
+        if place >= 0:
+            try:
+                numbers[place] = 0
+            except ValueError:
+                pass  # the recording has ended
         return result
 
     not_counted(wrapper)

@@ -17,7 +17,8 @@ from .crash_records import (
     exception_document,
     exception_recorder,
 )
-from .recorder import MOST_EVENTS, Recorder, ThreadTimes, recording_here
+from .recorder import MOST_EVENTS, Recorder, recording_here
 from .session import LAST_SETTINGS_STEP, Session
 from .steps import IN_BACKWARD
+from .thread_times import ThreadTimes
 from .writer import Writer

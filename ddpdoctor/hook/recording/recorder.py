@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from threading import RLock, get_ident, get_native_id
+from threading import RLock, get_ident
 from time import perf_counter_ns, process_time_ns, thread_time_ns, time_ns
-from typing import Callable
+from typing import Any, Callable
 
 from ...rundir import (
     ENDS_AT,
@@ -19,17 +19,19 @@ from ...rundir import (
     STEPS_AT,
     STEPS_FILE,
     STEPS_SCHEMA,
+    WRITTEN_AT,
     EventField,
     EventKind,
     Heartbeat,
     LineField,
     Spool,
     brief_lines,
-    file_identity,
 )
 from ..job import CodeKinds, Lines
+from ..patching import is_the_jobs
 from .active import active
 from .crash_records import Calls
+from .thread_times import ThreadTimes
 
 MOST_EVENTS = 256
 """Events of one step that are written each, some 20 kB of text; the rest are counted."""
@@ -44,6 +46,9 @@ In steps whose number is a multiple of a power of two, so that ranks share them.
 _MOST_COUNTERS_MASK = 63
 """The rarest: at two neighbouring ends of steps in 64."""
 
+MOST_DRIFT_NS = 50_000
+"""From one reading of both clocks to the next: beyond it the clock was set, or the thread had no CPU between the two halves of a reading,
+which makes the difference smaller than it is."""
 _MOST_LOST = 10
 Cut = tuple[int, int, int, int]
 """A moment at which a step may have ended: perf_counter_ns, events before it, and the thread's time on a CPU and its wait
@@ -70,6 +75,7 @@ class Recorder:
 
     def __init__(self, spool: Spool, kinds: CodeKinds) -> None:
         self.spool = spool
+        spool.is_the_jobs = is_the_jobs
         self.kinds = kinds
         self.pid = os.getpid()
         self.step = 0
@@ -89,8 +95,9 @@ class Recorder:
         """Steps before this one may be brief: only the heartbeat's page has their times, until they are written to the log together."""
         self._written = 0
         """The first step that is not in the log."""
-        self._writing = RLock()
-        """Held while lines are written. A handler of the job's, which runs between any two steps of the training thread, may write too."""
+        self._writing: Any = RLock()
+        """Held while lines are written. A handler of the job's may interrupt that, and end a step or save a checkpoint: its own thread
+        then holds the lock."""
         self.thinning = Thinning()
         self.lost: list[tuple[int, int]] = []
         """First and last number of steps in a row for which there was no room; the last pair may span steps that had some."""
@@ -126,6 +133,7 @@ class Recorder:
         """Record the calling thread from now on: the one that steps the optimizer is the training thread."""
         self._follow_thread()
         self.events.clear()
+        self.write_brief_steps()  # the base of their times changes
         now = self.cut(perf_counter_ns())
         self.start_step((self.start_perf_ns, *now[1:]))
 
@@ -210,42 +218,55 @@ class Recorder:
         self._block_cost_ns += ns
 
     def end_step(self, end: Cut) -> None:  # noqa: C901
-        """Write the step that ended at ``end``; what came after that belongs to the next one."""
+        """Write the step that ended at ``end``; what came after that belongs to the next one. One that ends in a handler of the job's,
+        which interrupts this, is part of this one."""
         # Called in every step, with the caches full of the model: each function that is called here costs some us.
-        start, full = self._start, active.full
+        if self._writing._is_owned():
+            return
         with self._writing:
-            number = self.step + 1
+            start, full, zero = self._start, active.full, self.epoch_of_zero
+            if end[_CLOCK] < start[_CLOCK]:
+                return  # such a step has ended before this was called
+            number, next_zero = self.step + 1, zero
             if full:
                 begun = perf_counter_ns()
                 data = self._full_line(start, end)
             else:
-                zero = self.epoch_of_zero
                 data = brief_lines(self.step, [start[0] + zero, end[0] + zero])
                 if self.events and end[1]:
                     # Checkpoints are recorded in all steps.
                     data = data[:-2] + f"{_EVENTS}[{self._event_texts(start, end)}]}}\n"
-            if self.events:
-                del self.events[: end[1]]
-                if self.events:
-                    self._count_from(end[0] - start[0])
+            if full or not number % BLOCK_STEPS:
+                next_zero = time_ns() - perf_counter_ns()
+                if abs(next_zero - zero) > MOST_DRIFT_NS:
+                    next_zero = max(next_zero, time_ns() - perf_counter_ns())
             waiting = len(self.pending)
             if waiting:
                 data = "".join(self.pending[:waiting]) + data
             if self._written != self.step:
                 data = self._brief_steps(self.step) + data
-            if not self.spool.write(STEPS_FILE, data.encode()):
-                self._keep_definitions()
-                self._note_lost(self._written, self.step)
-            elif waiting:
+            is_written = self.spool.write(STEPS_FILE, data.encode())
+            # From here on nothing is called, which is where a handler of the job's may run, and raise: the step would be written twice.
+            written, numbers = self._written, self.heartbeat.numbers
+            if is_written:
                 # The status thread may have added one since.
                 del self.pending[:waiting]
-            if self.marks:
-                self.marks.clear()
+            del self.marks[:], self.events[: end[1]]
+            try:
+                numbers[STEPS_AT + 1] = end[0] + zero
+                # Steps that wait in the page have one base for all their times, also for the first one's start.
+                numbers[ENDS_AT + (number & ENDS_MASK)] = end[0] + next_zero
+                numbers[WRITTEN_AT] = numbers[STEPS_AT] = number
+            except ValueError:  # the page is closed, which only the end of the recording does
+                pass
             self.step = self._written = number
-        self.heartbeat.step(number, end[0] + self.epoch_of_zero)
-        self._start = end
+            self._start, self.epoch_of_zero = end, next_zero
+            if not is_written:
+                self._keep_definitions()
+                self._note_lost(written, number - 1)
+            if self.events:
+                self._count_from(end[0] - start[0])
         if full:
-            self.epoch_of_zero = time_ns() - perf_counter_ns()
             self._block_cost_ns += WHOLE_COST * (perf_counter_ns() - begun)
             self._block_full += 1
         if not number % BLOCK_STEPS:
@@ -258,7 +279,13 @@ class Recorder:
         """As ``end_step``, for a step of which only the times are kept and which ended at perf_counter_ns ``at``: in the heartbeat's page
         at first. False, without doing anything, at the end of a block or if something else is to be written."""
         number = self.step + 1
-        if number >= self.brief_until or self.pending or self.events or self.marks:
+        if (
+            number >= self.brief_until
+            or self.pending
+            or self.events
+            or self.marks
+            or at < self._start[_CLOCK]
+        ):
             return False
         numbers, end_ns = self.heartbeat.numbers, at + self.epoch_of_zero
         try:
@@ -272,14 +299,17 @@ class Recorder:
 
     def write_brief_steps(self) -> None:
         """Write the steps that only the heartbeat's page has. Called by the status thread, too, once a second."""
+        if self._writing._is_owned():
+            return
         with self._writing:
             # The training thread goes on meanwhile.
             step = self.step
             if self._written != step:
-                if not self.spool.write(STEPS_FILE, self._brief_steps(step).encode()):
-                    self._note_lost(self._written, step - 1)
-                self._written = step
+                is_written = self.spool.write(STEPS_FILE, self._brief_steps(step).encode())
+                written, self._written = self._written, step  # before anything else is called, as in end_step
                 self.heartbeat.written(step)
+                if not is_written:
+                    self._note_lost(written, step - 1)
 
     def _brief_steps(self, end: int) -> str:
         return brief_lines(self._written, self.heartbeat.times_ns(self._written, end))
@@ -297,7 +327,6 @@ class Recorder:
         self.brief_until = step + min(thinning.until_full(step), MOST_BRIEF - step % MOST_BRIEF)
         if self._full_block and not active.full:
             self.full_since = at
-        self.epoch_of_zero = time_ns() - perf_counter_ns()
         if not self.step & _MOST_COUNTERS_MASK:
             often = COUNTERS_EVERY_NS / max(thinning.step_ns, 1.0)
             self._counters_mask = max(1, min((1 << int(often).bit_length()) - 1, _MOST_COUNTERS_MASK))
@@ -350,10 +379,12 @@ class Recorder:
             self.write_now("")
 
     def write_now(self, line: str) -> None:
-        """Write a line outside of a step's end."""
+        """Write a line outside of a step's end. In a handler of the job's that interrupts another line it is written with the next one."""
+        self.pending.append(line)
+        if self._writing._is_owned():
+            return
+        self.write_brief_steps()
         with self._writing:
-            self.write_brief_steps()
-            self.pending.append(line)
             lines = list(self.pending)
             if self.spool.write(STEPS_FILE, "".join(lines).encode()):
                 # Another thread may have added one meanwhile.
@@ -457,42 +488,3 @@ class Thinning:
         cycle = BLOCK_STEPS * self.every
         into = step % cycle
         return 0 if into < BLOCK_STEPS else cycle - into
-
-
-class ThreadTimes:
-    """What the kernel counts of a thread: how long it ran, and how long it was runnable without a CPU. Of the thread
-    that makes it; read by any."""
-
-    __slots__ = ("_file", "_handle")
-
-    def __init__(self) -> None:
-        try:
-            path = f"/proc/self/task/{get_native_id()}/schedstat"
-            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._file = file_identity(self._handle)
-        except OSError:
-            self._handle, self._file = -1, None
-
-    @property
-    def known(self) -> bool:
-        """Whether they can be read, as far as is known."""
-        return self._handle >= 0
-
-    def read_ns(self) -> tuple[int, int] | None:
-        """Time on a CPU and time waited for one, so far; None if the system does not report it."""
-        if self._handle < 0:
-            return None
-        try:
-            # The third number counts time slices.
-            ran, waited, _ = os.pread(self._handle, 64, 0).split()
-            return int(ran), int(waited)
-        except (OSError, ValueError):
-            # The job has closed all files that it did not know; the number may be one of its own by now.
-            self._handle = -1
-            return None
-
-    def close(self) -> None:
-        """Stop reading them."""
-        handle, self._handle = self._handle, -1
-        if handle >= 0 and file_identity(handle) == self._file:
-            os.close(handle)

@@ -129,6 +129,8 @@ class Writer:
         the spool keeps what was not copied. Raises BusyError if another process or thread copies it."""
         session = self._session
         try:
+            # For who reads the log while no status thread runs.
+            session.recorder.write_brief_steps()
             dropped, self._dropped = self._dropped, session.spool.dropped
             if session.spool.restore() or changed or dropped != self._dropped:
                 data = json.dumps(self._current_document(), separators=(",", ":"), default=str)

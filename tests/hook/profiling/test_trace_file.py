@@ -24,6 +24,7 @@ def test_what_fails_once_nobody_waits_any_more_is_not_told(monkeypatch, capsys, 
 
     monkeypatch.setattr(trace_file.TraceJob, "_save_trace", save)
     monkeypatch.setattr(trace_file, "_header", lambda session: {})
+    monkeypatch.setattr(guard, "_reported", False)
     monkeypatch.setattr(guard, "errors", [])
     session = SimpleNamespace(document={"ended_ns": None}, rank=0)
     job = trace_file.TraceJob(session, None, 0, lambda *words: told.append(words), 0, number=1)
