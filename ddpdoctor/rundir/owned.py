@@ -222,7 +222,9 @@ def file_identity(handle: int) -> tuple[int, int] | None:
     """The identity of the file behind a descriptor, which may have been reused since; None if there is none."""
     try:
         status = os.fstat(handle)
-    except OSError:
+    except OSError as error:
+        if error.errno is None:
+            raise  # by a handler of a signal, in the midst of this
         return None
     return status.st_dev, status.st_ino
 
@@ -231,6 +233,8 @@ def identity_of(name: str, dir_fd: int) -> tuple[int, int] | None:
     """The identity of the file with this name in a folder."""
     try:
         status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-    except OSError:
+    except OSError as error:
+        if error.errno is None:
+            raise  # by a handler of a signal, in the midst of this
         return None
     return status.st_dev, status.st_ino

@@ -194,16 +194,22 @@ class Spool:
                 with suppress(FileNotFoundError):
                     os.unlink(
                         name, dir_fd=spool_fd
-                    )  # of a handler of the job's, which raised in the midst of this
-                segment = Segment(name, spool_fd, position, max(room, len(unsaved) + least))
-                segment.memory[: len(unsaved)] = unsaved
-                segment.used = len(unsaved)
+                    )  # left when a handler of the job's raised in the midst of what follows
+                try:
+                    segment = Segment(name, spool_fd, position, max(room, len(unsaved) + least))
+                    segment.memory[: len(unsaved)] = unsaved
+                    segment.used = len(unsaved)
+                    self._streams[stream] = segment
+                except BaseException:
+                    # Who copies takes the last file of a stream for the one that is written to.
+                    with suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=spool_fd)
+                    raise
         except OSError as error:
             if self.is_the_jobs(error):
                 raise
             self._no_room_until_s = time.monotonic() + LOOK_AGAIN_S
             raise self._reason(error) from error
-        self._streams[stream] = segment
         if full is not None:
             full.close()
         return segment

@@ -18,7 +18,7 @@ import pytest
 
 from ddpdoctor.hook.job import CodeKinds
 from ddpdoctor.hook.recording import Recorder, Writer, active
-from ddpdoctor.rundir import STEPS_FILE, Spool, drain, liveness, make_spool_root
+from ddpdoctor.rundir import STEPS_FILE, Spool, drain, file_identity, liveness, make_spool_root
 from ddpdoctor.rundir.heartbeat import HEARTBEAT_FILE
 from ddpdoctor.rundir.layout import opened_spool
 from ddpdoctor.rundir.liveness import State
@@ -64,7 +64,9 @@ class StruckError(TimeoutError):
     """As handlers of SIGALRM raise."""
 
 
-FILES = {sys.modules[each.__module__].__file__ for each in (Recorder, Spool, Segment, opened_spool)}
+FILES = {
+    sys.modules[each.__module__].__file__ for each in (Recorder, Spool, Segment, opened_spool, file_identity)
+}
 
 
 def interrupted(call: int, handler: Callable[[], None], run: Callable[[], None]) -> bool:
