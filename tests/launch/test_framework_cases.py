@@ -64,7 +64,7 @@ CASES = [
         {},
         "run/evaluation",
         "TrainingArguments",
-        given={"eval_strategy": "steps", "eval_steps": 20},
+        given={"eval_strategy": "steps", "eval_steps": 5},
     ),
     Case(
         "transformers",
