@@ -118,8 +118,7 @@ def _caused_ns(group: CycleGroup) -> Array:
         order = np.argsort(arrival, axis=1, kind="stable")
         last, second = members[order[:, -1]], members[order[:, -2]]
         waited = group.arrival[cycles, k, last] - group.arrival[cycles, k, second]
-        if group.concurrent_compute_in_wait is not None:
-            waited -= group.concurrent_compute_in_wait[cycles, k, second]
+        waited -= group.concurrent_compute_in_wait[cycles, k, second]
         caused[cycles, k, last] = np.clip(waited, 0.0, None)
     return caused
 

@@ -221,9 +221,7 @@ def _between(group: CycleGroup) -> list[slice]:
     runs = [(sync.kind, sync.micro, sync.group) for sync in group.syncs]
     cuts = [0]
     for k, sync in enumerate(group.syncs):
-        stops = group.dependency_probability is not None and bool(
-            group.dependency_probability[k].mean() >= _TUNING.mostly
-        )
+        stops = group.dependency_probability[k].mean() >= _TUNING.mostly
         last_bucket = sync.kind == SyncKind.GRADIENTS and runs[k] not in runs[k + 1 :]
         if k == len(runs) - 1 or (len(sync.members) == world and (stops or last_bucket)):
             cuts.append(k + 1)

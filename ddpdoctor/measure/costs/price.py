@@ -250,12 +250,8 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     def _either_way_graphs(self) -> list[tuple[Graph, Array]]:
         """(graph, its [cycles] lengths) with every uncertain dependency present, and with each absent; [] where none is uncertain, or
         on CPUs, where they do not matter."""
-        sure = [
-            group.dependency_probability
-            for group in self.graph.groups
-            if group.on_device and group.dependency_probability is not None
-        ]
-        if not any(((of_group > 0) & (of_group < 1)).any() for of_group in sure):
+        known = [group.dependency_probability for group in self.graph.groups if group.on_device]
+        if not any(((of_group > 0) & (of_group < 1)).any() for of_group in known):
             return []
         graphs = [
             replace(self.graph, groups=[group.with_dependencies(waits) for group in self.graph.groups])

@@ -234,9 +234,7 @@ def _without_syncs(context: Context, kind: SyncKind) -> Cost | None:
     spent = []
     for group, idle_ns in zip(graph.groups, idle_after(graph, kinds), strict=True):
         # Waiting included.
-        inside_ns = np.nan_to_num(group.end - group.arrival)
-        if group.concurrent_compute is not None:
-            inside_ns = np.clip(inside_ns - group.concurrent_compute, 0, None)
+        inside_ns = np.clip(np.nan_to_num(group.end - group.arrival) - group.concurrent_compute, 0, None)
         chosen = np.array([sync.kind in kinds for sync in group.syncs])
         spent.append(inside_ns * chosen[:, None] + idle_ns)
     if not any(time.any() for time in spent):
