@@ -62,7 +62,6 @@ from .handover import RAW_FILE, TooLargeError
 from .heartbeat import ENDS_AT, ENDS_MASK, STEPS_AT, WRITTEN_AT, Heartbeat
 from .host_files import HostLock, copier_lock_is_held, host_document, remove_root
 from .layout import (
-    CALLS_FILE,
     CAPTURE_ANSWER,
     CAPTURE_ORDER,
     DIAGNOSIS_FILE,

@@ -299,7 +299,6 @@ def _clear(spool: int) -> None:
         | layout.QUESTIONS
         | WRITER_FILES
         | {layout.TARGET_FILE, RESERVE_FILE, _LOCK_FILE, layout.CARRIED_FILE, HEARTBEAT_FILE, CALLS_PAGE}
-        | {layout.CALLS_FILE}
         | {f"{name}{layout.ASIDE}" for name in layout.DOCUMENTS}
     )
     known |= {layout.handover_file(number) for number in range(layout.MOST_CAPTURES + 1)}

@@ -32,7 +32,7 @@ from typing import Any, Callable
 from . import layout
 from .calls_page import CALLS_PAGE, lines_of_calls
 from .liveness import State, Writing, last_change_s, writer_in
-from .owned import encoded, identity_of, open_file, private_folder, read_file, read_object, replace_file
+from .owned import encoded, open_file, private_folder, read_file, read_object, replace_file
 from .spool import own_roots_pattern
 
 RAW_FILE = "trace.json"
@@ -88,18 +88,15 @@ def copy_stop_files(spool: int, rank_fd: int, over: bool) -> None:
     ]
     if not over and (mark[0] is None or _outcomes(spool).get("last_words") == mark):
         return
-    for name in sorted(layout.STOP_FILES):
+    for name in sorted(layout.STOP_FILES | {CALLS_PAGE}):
         try:
             data = read_file(name, spool)
         except FileNotFoundError:
             continue
+        if name == CALLS_PAGE:
+            name, data = layout.CALLS_FILE, lines_of_calls(data)
         if data:
             replace_file(name, rank_fd, data, mode=0o666)
-    lines = (
-        lines_of_calls(read_file(CALLS_PAGE, spool)) if identity_of(CALLS_PAGE, spool) is not None else b""
-    )
-    if lines:
-        replace_file(layout.CALLS_FILE, rank_fd, lines, mode=0o666)
     _write_outcomes(spool, {**_outcomes(spool), "last_words": mark})
 
 
