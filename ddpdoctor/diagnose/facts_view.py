@@ -83,33 +83,33 @@ def lookup(facts: Mapping[str, Any], path: str) -> Any:
 
 
 _MEASURED = {
-    "arrivals": "when each rank arrives at collectives",
+    "arrivals": "arrival times at collectives",
     "breakdown": "the critical path",
     "buckets": "DDP's buckets",
-    "communication": "transfer times of collectives, as all their ranks show them",
-    "communication.best_bus_gb_per_s": "transfer times of messages by their size",
-    "communication.bus_gb_per_s": "transfer times of messages by their size",
-    "communication.latency_us": "transfer times of messages by their size",
+    "communication": "transfer times of collectives, from all their ranks",
+    "communication.best_bus_gb_per_s": "transfer times by message size",
+    "communication.bus_gb_per_s": "transfer times by message size",
+    "communication.latency_us": "transfer times by message size",
     "ddp": "DDP's options and parameters",
-    "gpu": "kernels, by a profiler window",
-    "gpu.error_ranks": "readings of NVML",
-    "gpu.memory_used_share": "readings of NVML",
-    "gpu.narrow_link_ranks": "readings of NVML",
-    "gpu.throttled_ranks": "readings of NVML",
-    "host": "the load of the hosts",
-    "host.run_delay_share": "waits of training threads for a core",
+    "gpu": "GPU kernels, from a profiler window",
+    "gpu.error_ranks": "NVML samples",
+    "gpu.memory_used_share": "NVML samples",
+    "gpu.narrow_link_ranks": "NVML samples",
+    "gpu.throttled_ranks": "NVML samples",
+    "host": "host load",
+    "host.run_delay_share": "CPU wait of training threads",
     "job.backend": "the backend",
     "job.data_parallel": "whether the job uses DataParallel",
-    "job.device": "which device the job uses",
-    "loader": "waits for a DataLoader",
-    "memory": "memory over the run",
-    "run": "start and end of the run",
+    "job.device": "the device type",
+    "loader": "DataLoader waits",
+    "memory": "memory use over the run",
+    "run": "start and end times of the run",
 }
 """What facts, or all below a path, are of."""
 
 
 def what_is_missing(paths: Sequence[str]) -> str:
-    """In words, what these facts without a value are of: "memory over the run, readings of NVML"."""
+    """In words, what these facts without a value are of: "memory use over the run, NVML samples"."""
     return ", ".join(
         dict.fromkeys(_MEASURED.get(path) or _MEASURED.get(path.partition(".")[0], path) for path in paths)
     )

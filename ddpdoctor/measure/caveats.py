@@ -44,7 +44,7 @@ def _not_matched(graphs: Graphs) -> Iterator[str]:
     if graphs.primary is window and window.refused:
         yield (
             f"Collectives could not be matched across ranks: {window.refused}. "
-            "Waiting and transfer cannot be separated, and no rank is reported as late."
+            "Waiting cannot be separated from transfer, so no rank is reported as late."
         )
     found = window.coverage
     if found is None or not found.incomplete:
@@ -52,7 +52,7 @@ def _not_matched(graphs: Graphs) -> Iterator[str]:
     reasons = {
         "outside a rank's window": found.outside_window,
         "without events of a rank": found.event_missing,
-        "of which a rank has no more although its window goes on": found.rank_stopped,
+        "after a rank's last recorded collective": found.rank_stopped,
     }
     why = "; ".join(f"{count} {what}" for what, count in reasons.items() if count)
     yield f"{found.complete} of {found.complete + found.incomplete} collectives were matched on all their ranks; not matched: {why}."
@@ -61,14 +61,14 @@ def _not_matched(graphs: Graphs) -> Iterator[str]:
 def _missing_ranks(graphs: Graphs) -> Iterator[str]:
     if len(graphs.windows) == 1 and len(graphs.windows[0].collectives):
         yield (
-            "One rank's trace cannot show whether its collectives were transferring or waiting for a late "
-            "rank. Record the same steps on all ranks."
+            "The trace of one rank cannot show whether a collective was transferring data or waiting for a straggler. "
+            "Record the same steps on all ranks."
         )
     worlds = (window.trace.meta.world_size for window in graphs.windows)
     world = next((size for size in worlds if size), None)
     if world is not None and 1 < len(graphs.windows) < world:
         yield (
-            f"Traces of {len(graphs.windows)} of {world} ranks: a missing rank may have been the last to arrive, "
+            f"There are traces of {len(graphs.windows)} of {world} ranks. A missing rank may have been the last to arrive, "
             "so transfer times are upper bounds."
         )
 
@@ -95,21 +95,21 @@ def _unseen(graphs: Graphs) -> Iterator[str]:
     unseen = [window for window in devices if not window.shows_host]
     if unseen:
         yield (
-            f"The traces of {_some(unseen, devices)} do not show what the host did (operators, runtime calls): why a device idles there "
-            "is unknown, and so is how fast the host could issue a step: prices are upper bounds."
+            f"The traces of {_some(unseen, devices)} contain no host events (operators, runtime calls). Why a device is idle there is "
+            "unknown, and so is how fast the host could issue a step, so costs are upper bounds."
         )
     # Runtime calls but no kernels: an export without its table of kernels, or a profiler without access to the device.
     hosts = [window for window in graphs.windows if not window.on_device]
     unseen = [window for window in hosts if window.trace.category_mask(*RUNTIME_CALLS).any()]
     if unseen:
         yield (
-            f"The traces of {_some(unseen, graphs.windows)} show calls of the device's runtime, but no kernel: what the devices did is "
-            "missing, so compute means the hosts' own work here, and nothing is said of the devices. Record, or export, the kernels too."
+            f"The traces of {_some(unseen, graphs.windows)} contain runtime calls (cuda_runtime) but no kernels. Compute is therefore the "
+            "hosts' work only, and nothing is known about the devices. Record or export the kernels, too."
         )
     if graphs.primary.groups and not any(len(of.steps) for of in graphs.primary.steps):
         yield (
-            "The traces mark no steps: the whole recording is measured as one step. Costs are those of the recording, and how much faster "
-            "a step would be is unknown."
+            "The traces mark no steps, so the whole recording is measured as one step: costs are per recording, and the speedup of a step "
+            "is unknown."
         )
 
 
@@ -120,13 +120,13 @@ def _some(chosen: Sequence[Window], every: Sequence[Window]) -> str:
 def _no_window(graphs: Graphs) -> Iterator[str]:
     if graphs.primary_is_log and graphs.logs[0].on_device_time:
         yield (
-            "Measured by CUDA events, which show when a device began and ended a phase, not whether it was busy in between: where it waits "
-            "for launches, that counts as computation."
+            "Measured with CUDA events. They show when a phase began and ended on the device, not whether it was busy in between: waiting "
+            "for kernel launches counts as compute."
         )
     if graphs.on_device and graphs.logs and not graphs.windows and not graphs.logs[0].on_device_time:
         yield (
-            "No profiler window was recorded: on a GPU, step logs show when the host issued work, not when it ran. "
-            "Causes are approximate."
+            "No profiler window was recorded. On a GPU, step logs show when the host issued work, not when it ran, "
+            "so causes are approximate."
         )
 
 
@@ -134,8 +134,8 @@ def _slower_hosts(graphs: Graphs, profiler_ns: float) -> Iterator[str]:
     window_ms, added_ms = graphs.primary.mean_cycle_ns / 1e6, profiler_ns / 1e6
     if added_ms > _TUNING.much * window_ms:
         yield (
-            f"While the profiler was open, a step took {window_ms:.3g} ms instead of {window_ms - added_ms:.3g} ms: it slows hosts, not "
-            "devices. What devices wait longer for their hosts by that is no part of the costs."
+            f"With the profiler open, a step took {window_ms:.3g} ms instead of {window_ms - added_ms:.3g} ms: the profiler slows hosts, "
+            "not devices. This overhead is not included in the costs."
         )
 
 
@@ -143,11 +143,11 @@ def _few_steps(graphs: Graphs) -> Iterator[str]:
     """A note for a run of few measured steps."""
     measured, aside = graphs.timing.cycles, sum(graphs.timing.set_aside.values())
     if graphs.logs and 0 < measured < _TUNING.few_steps:
-        left_out = f", and {aside} more {'are' if aside > 1 else 'is'} left out" if aside else ""
-        steps = "step is" if measured == 1 else "steps are"
+        excluded = f", {aside} more {'were' if aside > 1 else 'was'} excluded" if aside else ""
+        steps = "step was" if measured == 1 else "steps were"
         yield (
-            f"Only {measured} {steps} measured{left_out}: what happens in so few need not last, and what stops the job now and "
-            "then, or at the start, is missing. Record a longer run before you change anything."
+            f"Only {measured} {steps} measured{excluded}. What happens in so few steps may not persist, and occasional stalls and start-up "
+            "costs may be missing. Record a longer run before you change anything."
         )
 
 
@@ -158,8 +158,8 @@ def _much_unseen(graphs: Graphs) -> Iterator[str]:
     if unseen + idle < _TUNING.much:
         return
     why = (
-        "the ranks' profiler windows begin at different times, and the critical path runs through one that had not begun"
+        "the ranks' profiler windows begin at different times, and the critical path runs through a rank whose window had not begun"
         if unseen >= idle
-        else "a device idles there, and nothing was recorded of its host"
+        else "a device is idle, and no events of its host were recorded"
     )
     yield f"{100 * (unseen + idle):.0f} % of the step cannot be attributed (other): {why}."

@@ -103,7 +103,7 @@ def _sources_of(traces: Sequence[RankTrace]) -> str:
     first, *others = traces
     if not others:
         return first.meta.source
-    files = {trace.meta.source.partition("#process-")[0] for trace in traces}
+    files = {file_of(trace.meta.source) for trace in traces}
     if len(files) == 1:
         return f"{'both' if len(traces) == 2 else f'all {len(traces)}'} processes of {files.pop()}"
     known = [trace.meta.rank for trace in others if trace.meta.rank is not None and trace.meta.rank_from]
@@ -295,7 +295,7 @@ def _numbered(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
     if not nameless or len(traces) == 1:
         return traces
     if len(nameless) == len(traces):
-        files = {t.meta.source.partition("#process-")[0] for t in traces}
+        files = {file_of(t.meta.source) for t in traces}
         order = "the processes in the file" if len(files) == 1 else "the file names"
         notes.append(f"No trace names its rank: ranks are numbered in the order of {order}.")
         ordered = sorted(traces, key=lambda t: t.meta.source)

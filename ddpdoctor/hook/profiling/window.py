@@ -138,7 +138,7 @@ class Window:
             session.document.setdefault("captures", []).append(self._state)
             writer.document_changed.set()
         if self._steps is None:
-            self._set("skipped", "no steps were asked for")
+            self._set("skipped", "--no-profile was given")
         windows.append(self)
 
     def _set(self, state: str, why: str | None = None, **more: Any) -> None:
