@@ -209,7 +209,13 @@ def status_field(pid: int, name: str) -> str:
 
 def stat_fields(pid: int) -> list[str]:
     """The fields of /proc/PID/stat after the name, the state first; empty if the process is gone."""
-    return _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return name_and_fields(pid)[1]
+
+
+def name_and_fields(pid: int) -> tuple[str, list[str]]:
+    """The name of a process's program, and the fields after it in /proc/PID/stat; "" and none if the process is gone."""
+    before, _, after = _text(Path(f"/proc/{pid}/stat")).rpartition(")")
+    return before.partition("(")[2], after.split()
 
 
 def _numbers(place: Path) -> list[int]:

@@ -66,6 +66,12 @@ class Telemetry:
         values = self._of_ranks[field].get(str(rank))
         return self._times(), np.full(len(self.samples), np.nan) if values is None else values
 
+    def other_programs(self) -> tuple[npt.NDArray[np.int64], list[list[dict[str, Any]] | None]]:
+        """The programs outside of the job that used most CPU; None in samples without a reading."""
+        return self._times(), [
+            _dicts(sample["others"]) if "others" in sample else None for sample in self.samples
+        ]
+
     @cached_property
     def _of_ranks(self) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
         """Columns read so far, by field and rank."""

@@ -24,12 +24,22 @@ from ddpdoctor.rundir.privacy import mask_text
 
 from .host import HostSampler
 from .nvml import NvmlSampler
-from .procfs import TICKS_PER_S, parent_of, pids, stat_fields
+from .procfs import TICKS_PER_S, name_and_fields, parent_of, pids, stat_fields
 
 RANK_FIELDS = (
     *("pid", "cpu_percent", "rss_bytes", "num_children"),
     *("process_rss_bytes", "process_memory_bytes", "children_memory_bytes"),
 )
+OTHERS_EVERY = 5
+"""Samples per reading of the other programs' CPU use, which takes some 15 µs per process."""
+_LEAST_BETWEEN_S = 1.0
+"""The kernel counts CPU time in ticks, mostly of 10 ms."""
+_MOST_PROCESSES = 2000
+"""With more processes on the host, the other programs are not read."""
+_LEAST_CORES, _MOST_PROGRAMS = 0.1, 3
+"""Other programs that are recorded: the largest few, above this CPU use."""
+_KERNEL_THREADS = 2
+"""Process id of kthreadd, the parent of the kernel's threads."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _OWN_PAGES = (b"RssAnon:", b"RssShmem:")
 """Lines of /proc/PID/status. Pages of files (RssFile) are left out: the kernel can reclaim them, and a memory-mapped dataset fills
@@ -66,6 +76,9 @@ class ProcessTreeSampler:
         self._ranks: dict[int, _Rank] = {}
         self._parents: dict[int, int] = {}
         self._started_since: set[int] = set()
+        self._of_job: set[int] = set()
+        self._others: dict[int, tuple[int, float]] = {}
+        self._others_s: float | None = None
 
     def sample(self) -> dict[str, dict[str, object]]:
         """``RANK_FIELDS`` by rank; values are None if the process is gone or not readable."""
@@ -77,7 +90,45 @@ class ProcessTreeSampler:
                 reason = error or type(error).__name__
                 self.notes.append(Note(f"The ranks' processes cannot be read: {reason}."))
             return {}
+        self._of_job = set()
         return {str(rank): self._sample_rank(rank, pid, children) for rank, pid in sorted(ranks.items())}
+
+    def other_programs(self) -> list[dict[str, object]] | None:
+        """CPU use of programs outside of the ranks' process trees since the previous call: name, number of processes, and cores of those
+        that use most. Processes that started or ended in between are not counted. None in the first call, too soon after another, and on
+        hosts with too many processes."""
+        now_s, before, before_s = time.monotonic(), self._others, self._others_s
+        if before_s is not None and now_s - before_s < _LEAST_BETWEEN_S:
+            return None
+        outside = [
+            pid
+            for pid, parent in self._parents.items()
+            if pid not in self._of_job and _KERNEL_THREADS not in (pid, parent)
+        ]
+        self._others, self._others_s = {}, now_s if outside else None
+        if len(outside) > _MOST_PROCESSES:
+            return None
+        cores: dict[str, list[float]] = {}
+        for pid in outside:
+            name, fields = name_and_fields(pid)
+            if not fields:
+                continue
+            began, cpu_s = int(fields[19]), (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+            self._others[pid] = began, cpu_s
+            if before_s is not None and pid in before and before[pid][0] == began:
+                cores.setdefault(name, []).append((cpu_s - before[pid][1]) / (now_s - before_s))
+        if before_s is None:
+            return None
+        used = sorted(((sum(each), name) for name, each in cores.items()), reverse=True)[:_MOST_PROGRAMS]
+        return [
+            {
+                "name": mask_text(name),
+                "cores": round(amount, 2),
+                "processes": sum(each > 0 for each in cores[name]),
+            }
+            for amount, name in used
+            if amount >= _LEAST_CORES
+        ]
 
     def _children(self, ranks: Set[int]) -> dict[int, list[int]]:
         """Children by parent. A rank is no child of another one, though it may have started it, as Lightning's first rank does."""
@@ -100,7 +151,9 @@ class ProcessTreeSampler:
             own is None or known is None or known.began != own.began
         ):  # it is gone, or its id is another process's by now
             return values
-        return values | _measure(known, own, _descendants(pid, children), self._started_since)
+        descendants = _descendants(pid, children)
+        self._of_job |= {pid, *descendants}
+        return values | _measure(known, own, descendants, self._started_since)
 
 
 def _measure(rank: _Rank, own: _Counters, descendants: list[int], started: Set[int]) -> dict[str, object]:
@@ -257,6 +310,8 @@ class TelemetrySampler:
     def _take(self, gpus: NvmlSampler, host: HostSampler, ranks: ProcessTreeSampler, *, final: bool) -> None:
         began_ns, t_ns = time.thread_time_ns(), time.time_ns()
         sample = {"t_ns": t_ns, "host": host.sample(), "ranks": ranks.sample(), "gpus": gpus.sample()}
+        if (final or self.samples % OTHERS_EVERY == 0) and (others := ranks.other_programs()) is not None:
+            sample["others"] = others
         if final:
             sample["final"] = True
         written = self._write(sample)

@@ -12,16 +12,20 @@ Work that overlaps with computation needs a core that the computation leaves fre
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from ddpdoctor.measure.facts import HostFacts
+from ddpdoctor.measure.facts import HostFacts, ProgramFacts
 from ddpdoctor.measure.graph import Graph, measured_steps
 from ddpdoctor.measure.numerics import Array, Intervals, Ints, Mask, holds, subtract, union
 from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, disturbed
 from ddpdoctor.measure.telemetry import Column, HostTelemetry
+
+_LEAST_CORES, _MOST_PROGRAMS = 0.1, 3
+"""Other programs that are reported: the largest few, above this mean CPU use."""
 
 
 def steps_time(logs: Sequence[RankLog]) -> Intervals | None:
@@ -170,7 +174,31 @@ def host_facts(
         swap_bytes_per_s=fullest.swap_bytes_per_s,
         io_wait_percent=max(waits, default=None),
         other_cores=cores_used.others if cores_used else None,
+        other_programs=_other_programs(hosts[busiest], [log for log in logs if log.host == busiest])
+        if busiest
+        else [],
     )
+
+
+def _other_programs(host: HostTelemetry, logs: Sequence[RankLog]) -> list[ProgramFacts]:
+    """Programs outside of the job that used most CPU while the steps of the host's ranks (``logs``) ran."""
+    times, readings = host.other_programs()
+    inside = within(times, steps_time(logs))
+    used = [
+        each for each, counts in zip(readings, inside.tolist(), strict=True) if counts and each is not None
+    ]
+    sums: dict[str, list[float]] = {}
+    for program in chain.from_iterable(used):
+        total = sums.setdefault(program["name"], [0.0, 0.0])
+        total[0] += program["cores"]
+        total[1] = max(total[1], program["processes"])
+    means = [
+        ProgramFacts(name=name, cores=cores / len(used), processes=most)
+        for name, (cores, most) in sums.items()
+    ]
+    return sorted((each for each in means if each.cores >= _LEAST_CORES), key=lambda each: -each.cores)[
+        :_MOST_PROGRAMS
+    ]
 
 
 def _read(host: HostTelemetry, logs: Sequence[RankLog]) -> HostFacts:
