@@ -1,8 +1,8 @@
-"""From a graph to the ranks that make the others wait: compare, set apart waiting for cores, judge, take net, spread, level.
+"""Finds the ranks that make the others wait: compare ranks, separate CPU contention, reach a verdict per kind of work, scale, distribute.
 
-:func:`_verdicts` says of each kind of work who straggles with it, who is late in turn, or that chance had it so. Where recorded work comes
-late by chance (a batch now here, now there), its cost is real, but it is common to the ranks. Beside these, one rank that keeps the others
-waiting in windows too short to show why (:func:`unseen`).
+:func:`_verdicts` returns for each kind of work its stragglers, or the cycles in which the late rank rotates, or that lateness is random.
+Random lateness of recorded work (a slow batch on one rank or another) has a cost, which all ranks share. :func:`unseen` finds a rank for
+which the others wait in windows that are too short to show why.
 """
 
 from __future__ import annotations
@@ -36,28 +36,27 @@ class Attribution(msgspec.Struct, frozen=True):
     """Excess work per group of the graph, each [N, K, R, C] ns, zero where no rank is late."""
 
     excess: list[Array]
-    """What makes the stragglers late: no more in a cycle than they do longer in all."""
+    """What makes the stragglers late: in a cycle at most the rank's excess in all components together."""
     claimed: list[Array]
-    """What they do longer in each component, though they may make up for it in another."""
+    """Excess of the stragglers in each component, even if they gain time in another component."""
     stragglers: dict[LateCause, list[int]]
     """Positions of the stragglers by kind of work, those with most excess first."""
     by_chance: tuple[LateCause, ...] = ()
-    """Kinds of recorded work that take long now on this rank, now on that one, as chance has it."""
+    """Kinds of recorded work that are late on random ranks."""
     in_turn: list[Array] = msgspec.field(default_factory=list)
-    """Like ``excess``: what makes now this rank late, now that one, where no rank alone straggles with that kind of work.
-    Empty where there is none."""
+    """Like ``excess``: of kinds of work for which the late rank changes and no rank is a straggler. Empty if there are none."""
     causes_in_turn: tuple[LateCause, ...] = ()
     """Kinds of work of ``in_turn``."""
     rotates: bool = False
-    """Whether the step number tells whose turn it is."""
+    """Whether the step number determines which rank is late."""
     stands_out_in: dict[LateCause, list[int]] = msgspec.field(default_factory=dict)
-    """Steps, by kind of work, that make a rank a straggler for no more than standing out of a short window (:func:`.standing_out`)."""
+    """Steps, by kind of work, if the only evidence is that they are outliers in a short window (:func:`.standing_out`)."""
     short: bool = False
-    """A window on devices is all that is known of the job."""
+    """Whether a window on devices is the only recording of the job."""
     starved: list[Array] = msgspec.field(default_factory=list)
-    """Like ``excess``, and no part of it: what ranks wait for cores beyond their due (:mod:`.starved`). Empty where none does."""
+    """Like ``excess``, and no part of it: waiting for cores beyond the expected run delay (:mod:`.starved`). Empty if there is none."""
     inputs_explain: float | None = None
-    """Part of the differences of the ranks' computation that their inputs' sizes explain (:mod:`.levels`)."""
+    """Part of the variance of the ranks' computation that the sizes of their inputs explain (:mod:`.levels`)."""
 
 
 def component(amounts: Iterable[Array], components: Sequence[Component]) -> list[Array]:
@@ -67,22 +66,22 @@ def component(amounts: Iterable[Array], components: Sequence[Component]) -> list
 
 
 class UnseenTuning(msgspec.Struct, frozen=True):
-    """Lateness from which on a rank is late although no work of it explains that."""
+    """Thresholds for a straggler whose recorded work does not explain its lateness."""
 
     step_share: float = 0.05
-    """Share of the step that it must keep the others waiting: what rules warn of."""
+    """Minimum share of the step for which the others wait for it: the share from which rules warn."""
     mostly: float = 0.5
-    """Part of all waiting that it must cause, and of its own that must be left unexplained: more than half has one cause."""
+    """Minimum part of all waiting that it causes, and of this waiting that its work leaves unexplained: more than half has one cause."""
 
 
 UNSEEN = UnseenTuning()
 
 
 def unseen(graph: Graph, attribution: Attribution) -> list[Array] | None:
-    """[N, K, R] ns per group: waiting for the one rank that causes most of it, in windows that do not show what it did before.
+    """[N, K, R] ns per group: waiting for the rank that causes most of it, without the part that its recorded excess explains.
 
-    None where the cycles begin with all ranks together, where no single rank causes half of all waiting, or where what the
-    rank was seen to do longer explains half of what it causes.
+    For windows that begin during a cycle. None if all cycles were recorded from their begin, if no single rank causes half of all
+    waiting, or if its recorded excess explains half of the waiting that it causes.
     """
     # A cycle may begin before a rank's own window does.
     unseen_work = [group.work[..., INDEX[Component.UNSEEN]] for group in graph.groups]
@@ -98,7 +97,7 @@ def unseen(graph: Graph, attribution: Attribution) -> list[Array] | None:
         return None
     left = []
     for wait, excess in zip(waits, attribution.excess, strict=True):
-        # What the rank was seen to do longer has its own price.
+        # The rank's recorded excess has its own cost.
         explained = excess[:, :, leader].sum(axis=(1, 2))[:, None]
         whole = np.maximum(wait[:, :, leader].sum(axis=1, keepdims=True), 1.0)
         left.append(np.zeros_like(wait))
@@ -107,7 +106,7 @@ def unseen(graph: Graph, attribution: Attribution) -> list[Array] | None:
 
 
 def _caused_ns(group: CycleGroup) -> Array:
-    """[N, K, R] ns by which a rank was the last to arrive, ahead of the second last, without what that one computed meanwhile."""
+    """[N, K, R] ns from the second last to the last arrival, at the last rank, without what the second last computed meanwhile."""
     caused = np.zeros(group.arrival.shape)
     cycles = np.arange(len(group.steps))
     for k, sync in enumerate(group.syncs):
@@ -124,13 +123,13 @@ def _caused_ns(group: CycleGroup) -> Array:
 
 
 def attribute(graph: Graph, *, short: bool = False) -> Attribution:
-    """Who does more of what than the others, by how much, in which cycles.
+    """Find the ranks that do more work than the others: which kind, how much, in which cycles.
 
-    ``short``: the graph is a window on devices, and all that is known of the job.
+    ``short``: the graph is a window on devices, which is the only recording of the job.
     """
     kinds = {sync.kind for group in graph.groups for sync in group.syncs}
     if len(graph.ranks) < 2 or not graph.groups or SyncKind.STEP_END in kinds:
-        # Ranks that do not meet in measured cycles cannot be late for each other.
+        # Without synchronisations between them, ranks cannot make each other wait.
         nothing = [np.zeros_like(group.work) for group in graph.groups]
         return Attribution(excess=nothing, claimed=nothing, stragglers={}, short=short)
     compared = compare(graph)
@@ -152,7 +151,7 @@ def attribute(graph: Graph, *, short: bool = False) -> Attribution:
     causes_in_turn = tuple(turning)
     uneven = None if LateCause.COMPUTE in stragglers else levels(graph)
     if uneven is not None and _longest_ns(uneven.removed, COMPONENTS) > _longest_ns(in_turn, COMPUTATION):
-        # Computation differs at random, by more than the turns of computation.
+        # Random load imbalance is larger than the outliers of computation that change ranks.
         computes = np.isin(COMPONENTS, COMPUTATION)
         in_turn = [
             np.where(computes, removed, other)
@@ -177,30 +176,30 @@ def attribute(graph: Graph, *, short: bool = False) -> Attribution:
 
 
 def _longest_ns(amounts: Sequence[Array], components: Sequence[Component]) -> float:
-    """The sum over the cycles of what the ranks with most of these components have."""
+    """Sum over cycles and synchronisations of the maximum over ranks of these components."""
     return sum(float(amount.max(axis=2).sum()) for amount in component(amounts, components))
 
 
 class _Verdict(msgspec.Struct, frozen=True):
-    """What is said of one kind of work. Ranks straggle with it, or are late in turn, or neither."""
+    """Verdict on one kind of work: stragglers, or a late rank that changes, or neither."""
 
     cause: LateCause
     late: Mask
-    """[cycles, R] where the ``stragglers`` are late."""
+    """[cycles, R] in which the ``stragglers`` are late."""
     by_chance: bool
-    """Whether it takes long now on this rank, now on that one, as chance has it."""
+    """Whether random ranks are late."""
     stands_out_in: tuple[int, ...] = ()
-    """Steps, where no more speaks for it than that these stand out of a short window."""
+    """Steps, if the only evidence is that they are outliers in a short window."""
     stragglers: tuple[int, ...] = ()
     """Positions, those with most excess first."""
     turns: Mask | None = None
-    """[cycles, R] where ranks are late in turn."""
+    """[cycles, R] in which a rank is late, if the late rank changes."""
     proven: bool = False
-    """Whether more speaks for the turns than that these cycles stand out of a short window."""
+    """Whether ``turns`` has more evidence than outliers in a short window."""
 
 
 def _verdicts(graph: Graph, comparison: Comparison, *, short: bool) -> list[_Verdict]:
-    """What is said of each kind of work, from what is known of all together."""
+    """The verdict on each kind of work."""
     shares = shares_of_step(COLUMNS, comparison.work)
     least_ns = LATENESS.spike_share * comparison.step_ns
     place_chance = chance_of_places(COLUMNS, shares, comparison.more, least_ns)
@@ -223,12 +222,12 @@ def _verdicts(graph: Graph, comparison: Comparison, *, short: bool) -> list[_Ver
 def _in_turn(
     seen: _Verdict, graph: Graph, comparison: Comparison, place_chance: float, standing_out: Mask | None
 ) -> _Verdict:
-    """The verdict where no rank straggles. ``standing_out`` [cycles, R]: turns that stand out of a short window."""
+    """Extend a verdict without stragglers. ``standing_out`` [cycles, R]: outliers of changing ranks in a short window."""
     more = comparison.more_of(seen.cause)
     where = turns(comparison.work_of(seen.cause), more, comparison.step_ns)
     if seen.cause in RECORDED:
         return replace(seen, by_chance=seen.by_chance or bool(where.any()))
-    # What one rank makes the others lose, less than chance forbids to call it a straggler, is not all ranks'.
+    # If one rank has nearly all of the excess, it is not rotating, even if that rank is not significantly late.
     of_several = not is_of_one(np.where(where, more, 0.0).sum(axis=0))
     proven = of_several and made_by_the_job(where, comparison.steps, graph.steps, place_chance)
     return replace(seen, by_chance=False, turns=where if proven else standing_out, proven=proven)
@@ -241,7 +240,7 @@ def _seen_late(
     step_share: float,
     standing_out: Mask | None,
 ) -> _Verdict:
-    """Where ranks are late with this kind of work. ``standing_out`` [cycles, R]: where that stands out of a short window."""
+    """Find the cycles in which ranks are late. ``standing_out`` [cycles, R]: outliers of a few ranks in a short window."""
     more = comparison.more_of(cause)
     late, by_chance = late_cycles(
         more,
@@ -253,8 +252,7 @@ def _seen_late(
         drifts=not comparison.on_device and cause not in RECORDED,
     )
     if cause == LateCause.CHECKPOINT and not late.any():
-        # What a rank is seen to do, and the others never, is no chance, however seldom: checkpoints of the few ranks, half of all at
-        # most, that alone ever save one.
+        # If at most half of the ranks ever save checkpoints, their checkpoints are not random, however rare.
         doers = (comparison.work_of(cause) > 0).sum(axis=0) > 0
         if 2 * doers.sum() <= len(doers):
             late = doers & (more > LATENESS.persistent_share * comparison.step_ns)
@@ -266,8 +264,7 @@ def _seen_late(
 
 
 def _but_starving(seen: _Verdict, graph: Graph, comparison: Comparison) -> _Verdict:
-    """Without the steps in which all ranks wait for data, one a little longer than another, and without those in which the
-    rank itself waits for nothing: that makes no rank late."""
+    """Exclude steps in which all ranks wait for data about as long, and steps in which the rank itself does not wait for data."""
     waits = component([group.work for group in graph.groups], LATE_COMPONENTS[LateCause.DATA])
     waits_ns = np.concatenate([of_group.sum(axis=1) for of_group in waits])
     starving = all_starve(waits_ns, comparison.step_ns)

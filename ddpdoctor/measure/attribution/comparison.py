@@ -1,20 +1,20 @@
-"""Each rank beside the others: what it did, since all were last together, that they did not.
+"""Compares each rank's work since the last synchronisation with the other ranks' work.
 
-For component *c* of the work of rank *r* in segment *k* of cycle *n*, with the median over the **other** ranks (of an even
-number of others the upper one: where most ranks are slow, slow is usual),
+For component *c* of the work of rank *r* in segment *k* of cycle *n*, with the median over the **other** ranks (the upper median of an
+even number of others, because slow is normal if half of the others are slow),
 
     d[n, k, r, c] = work[n, k, r, c] - median over others of work[n, k, :, c]
 
-Where a rank is slower in the phases of its steps, it is in the gaps between them, too: so much of what it does longer there is the
-same computation, slower (:func:`_slower_in_gaps`), and only the rest is work of its own.
+A rank that is slower in the phases of its steps is also slower in the gaps between them. The excess in the gaps counts as computation up to
+the same proportion (:func:`_slower_in_gaps`); only the rest is separate work.
 
-The sum over *k* says by how much the rank does more in the whole cycle: what it gains in one segment and loses in the next is no
-imbalance (a barrier between the two is then the bottleneck, not the rank).
+The sum over *k* is the excess in the whole cycle: time lost in one segment and gained in the next is no load imbalance (the bottleneck
+is then the barrier between the two, not the rank).
 
-Where nothing was recorded of some ranks' hosts, why their devices idle is not known: it may be for the same reason as that of the
-rank that is looked at, and may not. An excess counts as far as it is one either way.
+If nothing was recorded of some ranks' hosts, the reason for idle time of their devices is unknown, and may be the same as on the rank
+that is compared. An excess counts only as far as it is one in both cases.
 
-Verdicts on whole cycles lead back to the segments in which the excess arose (:func:`spread`).
+:func:`spread` distributes the excess of whole cycles over the segments in which it arose.
 """
 
 from __future__ import annotations
@@ -45,14 +45,13 @@ _PHASES = [INDEX[component] for component in PHASES]
 _GAPS = [INDEX[component] for component in BETWEEN_PHASES]
 _IDLE = INDEX[Component.IDLE]
 _WHY_IDLE = [place for kind, place in INDEX.items() if kind not in (*DEVICE_WORK, *NO_WORK)]
-"""Columns of what a device's idle time is where its host was recorded."""
+"""Columns of the reasons for a device's idle time, which are known if its host was recorded."""
 _MANY_RANKS = 16
-"""From more ranks on the median of all stands for that of the others: it is the same to within one rank, and found once for
-all of them."""
+"""With more ranks, the median of all replaces the median of the others: it differs by at most one place in order, and is computed once."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """All measured cycles, groups together: R ranks and C components of work, ns."""
+    """All measured cycles of all groups: R ranks and C components of work, ns."""
 
     steps: Ints
     """[cycles] step number."""
@@ -65,7 +64,7 @@ class Comparison(msgspec.Struct, frozen=True):
     work: Array
     """[cycles, R, C]"""
     more: Array
-    """[cycles, R, C] beyond the median of the other ranks."""
+    """[cycles, R, C] excess over the median of the other ranks."""
     differences: list[Array]
     """The same by segment, for each group of the graph: [N, K, R, C]."""
 
@@ -75,7 +74,7 @@ class Comparison(msgspec.Struct, frozen=True):
         return work
 
     def more_of(self, cause: LateCause) -> Array:
-        """[cycles, R] ns of one kind of work beyond the other ranks."""
+        """[cycles, R] ns of one kind of work, excess over the median of the other ranks."""
         more: Array = self.more[:, :, COLUMNS[cause]].sum(axis=2)
         return more
 
@@ -88,8 +87,7 @@ def compare(graph: Graph) -> Comparison:
         _beyond_others(group.segment_classes.by_class(of_group))
         for group, of_group in zip(graph.groups, work, strict=True)
     ]
-    # What runs beside synchronisations counts in the segment where it ends up, which may be another on each rank: only the whole
-    # cycle tells then.
+    # Work concurrent with synchronisations counts in the next segment, which may differ between ranks: only whole cycles are comparable.
     more = [
         difference.sum(axis=1) if group.hidden is None else _beyond_others(of_group.sum(axis=1))
         for group, of_group, difference in zip(graph.groups, work, by_class, strict=True)
@@ -109,8 +107,7 @@ def compare(graph: Graph) -> Comparison:
 
 
 def _slower_in_gaps(work: Sequence[Array]) -> list[Array]:
-    """``work`` [N, K, R, C] ns per group, in which a slower rank's operators between the phases take, up to as much longer as its
-    phases do, part in its computation."""
+    """``work`` [N, K, R, C] ns per group, with the gap excess that is in proportion to the rank's slower phases moved to FORWARD."""
     phases = np.concatenate([of_group[..., _PHASES].sum(axis=(1, 3)) for of_group in work])
     result = []
     for of_group in work:
@@ -123,15 +120,14 @@ def _slower_in_gaps(work: Sequence[Array]) -> list[Array]:
 
 
 def longer_alike(gaps: Array, phases: Array) -> Array:
-    """[..., R] ns of the work in ``gaps`` [..., R] beyond the other ranks, up to as much longer as the rank's usual ``phases`` [cycles, R]
-    are: the same computation, slower."""
+    """[..., R] ns excess of ``gaps`` [..., R], limited to the proportion by which the rank's median ``phases`` [cycles, R] are longer."""
     usual, others = np.median(phases, axis=0), others_median(gaps)
     slower = np.clip(usual / np.maximum(others_median(usual), 1.0) - 1.0, 0.0, None)
     return np.clip(np.minimum(gaps - others, slower * others), 0.0, None)
 
 
 def _beyond_others(work: Array) -> Array:
-    """[..., R, C] work minus the median of the other ranks."""
+    """[..., R, C] excess of work over the median of the other ranks."""
     by_kind = np.swapaxes(work, -1, -2)
     beyond = by_kind - others_median(by_kind)
     unseen: Mask = by_kind[..., _IDLE, :].reshape(-1, by_kind.shape[-1]).max(axis=0) > 0
@@ -141,8 +137,8 @@ def _beyond_others(work: Array) -> Array:
 
 
 def _idle_beyond_others(by_kind: Array, unseen: Mask) -> tuple[Array, Array]:
-    """The idle time beyond the other ranks, of [..., C, R]: [..., kinds, R] as far as it is known why, and [..., R] of the ranks
-    of whose hosts nothing was recorded (``unseen`` [R])."""
+    """Excess idle time of [..., C, R]: [..., kinds, R] with a known reason, and [..., R] on the ranks whose hosts were not recorded
+    (``unseen`` [R])."""
     known, unknown = by_kind[..., _WHY_IDLE, :], by_kind[..., _IDLE, :]
     most = others_median(known + unknown[..., None, :])
     whole = np.where(unseen, unknown, known.sum(axis=-2))
@@ -151,7 +147,7 @@ def _idle_beyond_others(by_kind: Array, unseen: Mask) -> tuple[Array, Array]:
 
 
 def others_median(values: Array) -> Array:
-    """Median over the other ranks, the upper one where their number is even. ``values`` [..., R >= 2]."""
+    """Median over the other ranks, the upper one if their number is even. ``values`` [..., R >= 2]."""
     world = values.shape[-1]
     half = (world - 1) // 2
     if world > _MANY_RANKS:
@@ -162,7 +158,7 @@ def others_median(values: Array) -> Array:
 
 
 def in_steps(ranks: Sequence[RankSteps], values: Sequence[Array], steps: Ints) -> Array:
-    """[cycles, R] what ``values`` (by rank, [N] by its own steps) are in these ``steps``; NaN where a rank did not record the step."""
+    """[cycles, R] ``values`` (of each rank, [N] by its own steps) in these ``steps``; NaN if a rank did not record the step."""
     known = [
         dict(zip(of_rank.steps.tolist(), own.tolist(), strict=True))
         for of_rank, own in zip(ranks, values, strict=True)
@@ -172,7 +168,7 @@ def in_steps(ranks: Sequence[RankSteps], values: Sequence[Array], steps: Ints) -
 
 
 def in_columns(shape: tuple[int, ...], marked: Iterable[tuple[LateCause, Mask]]) -> Mask:
-    """[cycles, R, C] (``shape``): the cycles of each kind of work, [cycles, R], marked in all its components."""
+    """[cycles, R, C] (``shape``): the mask [cycles, R] of each kind of work, repeated for all its components."""
     mask = np.zeros(shape, bool)
     for cause, where in marked:
         mask[:, :, COLUMNS[cause]] = where[:, :, None]
@@ -180,8 +176,7 @@ def in_columns(shape: tuple[int, ...], marked: Iterable[tuple[LateCause, Mask]])
 
 
 def net_within(more: Array, causes: Iterable[LateCause]) -> Array:
-    """``more`` [cycles, R, C] ns with the components of each kind of work scaled to add up to the kind's excess: what one gains
-    and another loses is none."""
+    """``more`` [cycles, R, C] ns with the components of each kind of work clipped at 0 and scaled to add up to the kind's net excess."""
     net = np.copy(more)
     for cause in causes:
         own = more[:, :, COLUMNS[cause]]
@@ -191,9 +186,9 @@ def net_within(more: Array, causes: Iterable[LateCause]) -> Array:
 
 
 def net_of_all(net: Array, more: Array, marked: Mask) -> Array:
-    """``net`` [cycles, R, C] ns scaled so that what is ``marked`` of it adds up to no more than the cycle's whole excess.
+    """``net`` [cycles, R, C] ns scaled so that its ``marked`` part adds up to no more than the cycle's whole excess.
 
-    What a rank does longer in one component and shorter in another does not make it late. ``more``: its excess, as measured.
+    Time lost in one component and gained in another does not make a rank late. ``more``: the measured excess.
     """
     positive = np.where(marked, np.clip(net, 0, None), 0.0)
     scaled = np.copy(net)
@@ -202,15 +197,14 @@ def net_of_all(net: Array, more: Array, marked: Mask) -> Array:
 
 
 def _factor(wanted: Array, whole: Array) -> Array:
-    """By which ``whole`` must be multiplied to be no more than ``wanted``; 0 where there is nothing to multiply."""
+    """Factor, at most 1, by which ``whole`` becomes at most ``wanted``; 0 where ``whole`` is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = np.where(whole > 0, np.clip(wanted, 0, None) / whole, 0.0)
     return np.minimum(1.0, factor)
 
 
 def spread(differences: Sequence[Array], net: Array, marked: Mask) -> list[Array]:
-    """[N, K, R, C] ns per group: each cycle's ``net`` excess, where it is ``marked`` (both [cycles, R, C]), in the segments in
-    which it arose."""
+    """[N, K, R, C] ns per group: the ``marked`` part of the ``net`` excess (both [cycles, R, C]), in the segments in which it arose."""
     ends = np.cumsum([len(difference) for difference in differences])
     segments = []
     for end, difference in zip(ends, differences, strict=True):

@@ -1,9 +1,9 @@
-"""Ranks that wait for a core: the scheduler's count of each step says so, whatever kind of work they do meanwhile.
+"""Finds ranks that are late because of CPU contention, by the scheduler's times per step, for any kind of work.
 
 Wall time of a training thread = running + runnable without a core (run delay) + blocked. On a busy machine every thread waits for cores,
-the longer the more it runs. A rank's *due* is its running time times the others' wait per running time; it is starved by what it waits
-beyond that. Such a wait falls into all its work alike, so it is looked for in the rank's excess in the phases, and in other work as far
-as that is longer in the same proportion: what is longer beyond that is work of its own.
+in proportion to its running time. The *expected run delay* of a rank is its running time times the others' run delay per running time. A
+rank is starved if it waits longer than that. CPU contention slows all work of the rank in proportion. So it can explain the excess in the
+phases, and the excess in other work up to the same proportion.
 """
 
 from __future__ import annotations
@@ -26,28 +26,27 @@ _NO_WORK = [INDEX[kind] for kind in NO_WORK]
 
 class _Tuning(msgspec.Struct, frozen=True):
     explains: float = 0.5
-    """Part of a rank's excess that its wait beyond its due must explain."""
+    """Minimum part of a rank's excess that its wait beyond the expected run delay explains."""
     fewest: int = 5
-    """Cycles with known scheduling below which a wait is not compared: as many as blocks of the test."""
+    """Minimum number of cycles with known scheduling: the number of blocks of the test."""
     by_chance: float = 0.05
-    """Probability with which the wait in these cycles alone may be chance: that the rank is late at all is tested in all cycles."""
+    """Significance level of the wait in these cycles. The rank's lateness is tested in all cycles, at a lower level."""
 
 
 _TUNING = _Tuning()
 
 
 class Starved(msgspec.Struct, frozen=True):
-    """What ranks wait for cores, [cycles, R, C] ns."""
+    """Excess of ranks divided by whether CPU contention explains it, [cycles, R, C] ns."""
 
     waited: Array
-    """The part of each cycle's excess that is such a wait beyond the rank's due."""
+    """The part of each cycle's excess that is a wait beyond the expected run delay."""
     rest: Array
-    """The excess over the other ranks that is, on average, not explained by it."""
+    """The excess that this wait does not explain, on average over the cycles."""
 
 
 def starved_of_cpu(graph: Graph, comparison: Comparison) -> Starved | None:
-    """None where no rank waits for a core beyond its due in most cycles, more than chance explains, or where the scheduler's times are
-    unknown."""
+    """None if no rank waits significantly longer than its expected run delay in most cycles, or if the scheduler's times are unknown."""
     cpu = [of_rank.cpu for of_rank in graph.steps if of_rank.cpu is not None]
     if comparison.on_device or len(cpu) < len(graph.ranks):
         return None
@@ -78,22 +77,24 @@ class _Scheduled(msgspec.Struct, frozen=True, dict=True):
     """The scheduler's times of the training threads, ns."""
 
     known: Mask
-    """[cycles] in which they were read of all ranks."""
+    """[cycles] whether they were read on all ranks."""
     delay: Array
-    """[known, R] runnable, waiting for a core."""
+    """[known, R] runnable, waiting for a core (run delay)."""
     ran: Array
     """[known, R]"""
 
     @cached_property
     def beyond(self) -> Array:
-        """[known, R] the wait beyond what is due by that of the other ranks at the same time."""
+        """[known, R] the wait beyond the run delay expected from the other ranks in the same cycle."""
         beyond: Array = self.delay - self.ran * others_median(self.delay / self.ran)
         return beyond
 
     @property
     def beyond_usual(self) -> Array:
-        """[known, R] the wait beyond that of the others in general, their longest waits beside the rank's longest: what disturbs each rank
-        at its own times is still there when the rank has its core."""
+        """[known, R] the wait beyond the run delay expected from the other ranks, with cycles in order of wait per running time.
+
+        The longest waits of the others are compared with the rank's longest, because disturbances come at different times on each rank.
+        """
         rate = self.delay / self.ran
         order = np.argsort(np.argsort(rate, axis=0, kind="stable"), axis=0, kind="stable")
         usual = np.take_along_axis(np.sort(others_median(rate), axis=0), order, axis=0)
@@ -102,12 +103,12 @@ class _Scheduled(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def longer(self) -> Array:
-        """[known, R] the running time beyond the other ranks': who shares a core finds its caches empty."""
+        """[known, R] the running time beyond the median of the other ranks: a thread that shares a core finds its caches empty."""
         longer: Array = np.clip(self.ran - others_median(self.ran), 0, None)
         return longer
 
     def in_all_cycles(self, values: Array, excess: Array) -> Array:
-        """[cycles, R] ``values`` [known, R]; where the scheduler's times were not read, the same part of the ``excess`` [cycles, R]."""
+        """[cycles, R] ``values`` [known, R]; in cycles without scheduler times, the same part of the ``excess`` [cycles, R]."""
         of_excess = excess[self.known].mean(axis=0)
         part = np.where(of_excess > 0, values.mean(axis=0) / np.maximum(of_excess, 1.0), 0.0)
         whole: Array = excess * np.clip(part, 0.0, 1.0)
@@ -116,7 +117,7 @@ class _Scheduled(msgspec.Struct, frozen=True, dict=True):
 
 
 def _are_starved(scheduled: _Scheduled, whole: Array, step_ns: float) -> Mask:
-    """[R] whose excess, ``whole`` [cycles, R], comes in most cycles, and of waiting for a core, by more than chance explains."""
+    """[R] whether the excess ``whole`` [cycles, R] occurs in most cycles and is significantly due to waiting for cores."""
     beyond = scheduled.beyond
     waits = scheduled.in_all_cycles(beyond, whole)
     usual = np.zeros(whole.shape)
@@ -133,7 +134,7 @@ def _are_starved(scheduled: _Scheduled, whole: Array, step_ns: float) -> Mask:
 
 
 def _slower_alike(comparison: Comparison) -> Array:
-    """[cycles, R, C] the excess in the phases, and in other work as far as it is, on average, longer in the same proportion."""
+    """[cycles, R, C] the excess in the phases, and in other work the part that is, on average, in the same proportion."""
     mean, more = comparison.work.mean(axis=0), comparison.more.mean(axis=0)
     usual = np.clip(mean - more, 0, None)
     slower = more[:, _PHASES].sum(axis=1) / np.maximum(usual[:, _PHASES].sum(axis=1), 1.0)
