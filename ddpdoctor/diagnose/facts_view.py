@@ -67,7 +67,7 @@ def as_cel(value: Any) -> Any:
 
 
 def lines_at(tree: Mapping[str, Any], path: str | None) -> list[Any]:
-    """The lines that the fact at ``path`` is, one or several; none without a path."""
+    """The source lines in the fact at ``path``, which has one or several; [] without a path."""
     found = lookup(tree, path) if path else None
     return found if isinstance(found, list) else [found] if found else []
 
@@ -105,11 +105,11 @@ _MEASURED = {
     "memory": "memory use over the run",
     "run": "start and end times of the run",
 }
-"""What facts, or all below a path, are of."""
+"""Path of a fact or group of facts → what must be measured for it."""
 
 
 def what_is_missing(paths: Sequence[str]) -> str:
-    """In words, what these facts without a value are of: "memory use over the run, NVML samples"."""
+    """What must be measured for these facts, in words: "memory use over the run, NVML samples"."""
     return ", ".join(
         dict.fromkeys(_MEASURED.get(path) or _MEASURED.get(path.partition(".")[0], path) for path in paths)
     )
@@ -148,7 +148,7 @@ def is_cost(path: str) -> bool:
 
 
 def unknown_facts(nested: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return the paths in a nested mapping that are no facts."""
+    """Return the paths in a nested mapping that are not facts."""
     found: list[str] = []
     for name, value in nested.items():
         path = f"{prefix}{name}"
@@ -210,7 +210,7 @@ def doc_of(path: str) -> str:
 
 
 def short_label(path: str) -> str:
-    """The first clause of a fact's documentation, which reports use as the label of its value."""
+    """First clause of a fact's documentation. Reports use it as the label of the value."""
     clause = _CLAUSE.match(doc_of(path))
     return clause[0] if clause else ""
 

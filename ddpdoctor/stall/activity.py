@@ -17,7 +17,7 @@ from .recording import MOST_FRAMES, Operation, Recording, place_of
 
 
 class Activity(msgspec.Struct, frozen=True):
-    """What a rank does: a word for rules, and a phrase that continues ``rank 3 ...``."""
+    """Activity of a rank: a name for rules, and a phrase that continues ``rank 3 ...``."""
 
     name: str
     says: str
@@ -54,7 +54,7 @@ _WAITS_IN = (
     (re.compile(r"^(?:pipe_|anon_pipe|wait_for_partner|fifo_open|do_wait|kernel_wait|wait4)"), _PIPE),
     (re.compile(r"sk_wait|tcp_|inet_|unix_stream|wait_woken|skb_"), _NETWORK),
 )
-"""Functions of the kernel in which a thread waits, as ``/proc/<pid>/wchan`` names them."""
+"""Kernel functions in which a thread waits, from ``/proc/<pid>/wchan``."""
 _FILES = (
     (
         re.compile(
@@ -117,7 +117,7 @@ def activity(each: RankEvidence) -> Activity | None:
 
 
 def last_at(each: RankEvidence) -> Where | None:
-    """The rank's position, else the line of its last known collective."""
+    """The rank's position, or else the line of its last known collective."""
     if each.where is None and each.open_call is not None:
         return each.open_call.where
     if each.where is not None or each.recording is None:
@@ -129,7 +129,7 @@ def last_at(each: RankEvidence) -> Where | None:
 def standing_of(
     each: RankEvidence, guilty: Iterable[int], run: RunEvidence, stop: StopFacts | None = None
 ) -> Standing:
-    """The rank's row in the table of positions; ``stop`` is the reason that the report names first."""
+    """The rank's row in the table of positions. ``stop``: the first cause in the report."""
     does = activity(each) if run.stood(each) else None
     return Standing(
         rank=each.rank,
@@ -146,7 +146,7 @@ def standing_of(
 
 
 def _stood_s(each: RankEvidence, run: RunEvidence) -> float | None:
-    """Seconds that it has been in its step; None if the job did not hang."""
+    """Seconds spent in its current step; None if the job did not hang."""
     if not run.stood(each):
         return None
     looked_ns = run.looked_ns or each.seen_ns
@@ -180,14 +180,14 @@ def _state(each: RankEvidence, does: Activity | None, guilty: bool, stood: bool)
 
 
 def _before_joining(each: RankEvidence) -> str:
-    """For a rank that had not joined its process group, how far it had come; else ""."""
+    """Progress of a rank that had not joined its process group; "" for other ranks."""
     if each.joined:
         return ""
     return f"{'waited in' if each.waits else 'had not called'} init_process_group, "
 
 
 def _collective(each: RankEvidence, stop: StopFacts | None) -> str | None:
-    """The collective in which it waits, else the first unfinished one, else the last one."""
+    """The collective in which it waits, or else its first unfinished one, or else its last one."""
     recording = each.recording
     if recording is not None:
         pending = recording.pending
@@ -214,7 +214,7 @@ def _is_of(operation: Operation, stop: StopFacts) -> bool:
 
 
 def _counted(recording: Recording, stop: StopFacts | None) -> str | None:
-    """What a rank issued last in the group of ``stop``, where its recording has the number alone."""
+    """The rank's last sequence number in the group of ``stop``, for a recording that has only numbers."""
     counts = {group.words: count for group, count in recording.enqueued.items()}
     count = counts.get(stop.group) if stop and stop.group else None
     if not count or not stop:
@@ -223,7 +223,7 @@ def _counted(recording: Recording, stop: StopFacts | None) -> str | None:
 
 
 def _named(operation: Operation) -> str:
-    """An operation with its group, and its number or the other rank."""
+    """An operation with its group, and its sequence number or the other rank."""
     pair, members = operation.pair, operation.group.members
     if pair is None:
         return f"{operation.name} with sequence number {operation.sequence} of {operation.group.words}"

@@ -1,4 +1,4 @@
-"""Compares the ranks' call logs: where ranks left the common order of a process group, and which call was due."""
+"""Compares the ranks' call logs: the first difference in a process group, and the call that was due there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .recording import GroupKey
 
 GRADIENTS = "all_reduce of gradients"
 _OWN = {EventKind.BACKWARD.value: GRADIENTS, EventKind.BROADCAST.value: "broadcast of buffers"}
-"""Collectives that DDP issues itself, by the kind of event."""
+"""Kind of event → collective that DDP issues itself."""
 _INPUTS_ALIKE = frozenset(
     [
         "all_reduce",
@@ -39,10 +39,10 @@ _MESSAGES = frozenset(
 _BACKWARD_FILES = ("/torch/autograd/graph.py", "/torch/autograd/__init__.py")
 
 _Key = tuple[str, str, float | None]
-"""(Group, function, bytes), which must be the same on all ranks."""
+"""(group, function, bytes), which must be equal on all ranks."""
 _Line = tuple[str, int] | None
 Placed = tuple[_Key, _Line]
-"""The key, and the calling line."""
+"""The key and the calling line."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def placed(self) -> Placed:
-        """The key, and the calling line."""
+        """The key and the calling line."""
         return self.key, None if self.where is None else (self.where.file, self.where.line)
 
     @property
@@ -85,14 +85,14 @@ class Call(msgspec.Struct, frozen=True):
 def calls_of(
     rows: Sequence[Mapping[str, Any]], log: RankLog | None, groups: Mapping[str, GroupKey]
 ) -> tuple[Call, ...]:
-    """Calls in ``calls.jsonl``, in order. ``groups``: the rank's known groups by name."""
+    """The calls in ``calls.jsonl``, in order. ``groups``: the rank's known groups by name."""
     found = (_called(row, {} if log is None else log.where, groups) for row in rows)
     return tuple(call for call in found if call is not None)
 
 
 def with_open_ones(calls: Sequence[Call], groups: object) -> tuple[Call, ...]:
-    """``calls``, of which the last one in a group has not returned if the group has an open collective: on a device, a call returns once
-    it is enqueued, and collectives of a group are completed in order. ``groups``: as the rank reports them."""
+    """``calls``, with the last one of each group marked as not returned if the group has an open collective: on a device, a call returns
+    once it is enqueued, and collectives of a group are completed in order. ``groups``: as reported by the rank."""
     last = {call.group: number for number, call in enumerate(calls)}
     open_ones = {last.get(name) for name in groups_with_open(groups)}
     return tuple(
@@ -134,23 +134,23 @@ Label = TypeVar("Label", bound=Hashable)
 
 
 class _Turn(Enum):
-    """Whether a collective is due at a number, by the numbers at which it was called before."""
+    """Whether a collective is due at a number, judged by its earlier numbers."""
 
     DUE = "due"
-    """It recurred mostly at this distance."""
+    """It mostly recurred at this distance."""
     OUT = "out"
-    """At this distance something else came mostly."""
+    """At this distance, another collective mostly came."""
     NEVER = "never"
     """It was never called before."""
     UNKNOWN = "unknown"
 
 
 def due(before: Mapping[Label, Collection[int]], number: int) -> Label | None:
-    """Of the collectives that ranks called as ``number`` of their group, the one that is due by the group's past; None if undecided.
-    ``before``: the lower numbers at which each was called.
+    """The collective that is due as ``number`` of the group, among those that ranks called; None if undecided. ``before``: the lower
+    numbers at which each was called.
 
-    The collective with the larger distance to its last call decides: one that comes every twentieth time is due at its twentieth,
-    though another comes at most numbers.
+    The collective with the largest distance to its last call decides: one that comes at every twentieth number is due there,
+    although another one comes at most numbers.
     """
     past = {label: sorted(each for each in numbers if each < number) for label, numbers in before.items()}
     turns = {label: _turn(numbers, number) for label, numbers in past.items()}
@@ -161,7 +161,7 @@ def due(before: Mapping[Label, Collection[int]], number: int) -> Label | None:
     farthest = [label for label in open_ones if far[label] == max(far.values())]
     if len(farthest) > 1:
         return None
-    # One call before, as DDP's own at its construction, and another collective that is new: that shows no order.
+    # A single earlier call (as DDP's own at its construction) and a new collective show no order.
     shown = len(past[farthest[0]]) > 1 or _Turn.NEVER not in turns.values()
     alone = len(open_ones) == 1 and len(turns) > 1 and shown
     return farthest[0] if alone or turns[farthest[0]] is _Turn.DUE else None
@@ -179,12 +179,12 @@ def _turn(past: Sequence[int], number: int) -> _Turn:
 
 
 _NEAR = 8
-"""How far before the first difference in key a call from another line, with the same function and size, counts as its origin."""
+"""A difference in calling lines (same function and size) at most this many calls before the first different key is its origin."""
 _MOST_STEPS_APART = 1
-"""Most steps between calls that belong together: a rank that skips a step's last call is in the next step."""
+"""Most steps between calls that belong together: a rank that skips the last call of a step is in the next step."""
 
 _Turns = Mapping[int, Mapping[int, Call]]
-"""By rank, its calls by number."""
+"""Rank → its calls by number."""
 
 
 class Parting(msgspec.Struct, frozen=True):
@@ -192,9 +192,9 @@ class Parting(msgspec.Struct, frozen=True):
 
     turn: int
     by_rank: dict[int, Call]
-    """The call of this number by rank, of the ranks that reached it."""
+    """The call with this number by rank, for the ranks that reached it."""
     odd: tuple[int, ...]
-    """Ranks that left the order; all if undecided."""
+    """Ranks that left the order; all ranks if undecided."""
 
     @property
     def is_decided(self) -> bool:
@@ -204,8 +204,8 @@ class Parting(msgspec.Struct, frozen=True):
 def parting(calls: Mapping[int, Sequence[Call]]) -> Parting | None:
     """The first difference in the ranks' call logs; None if they show none.
 
-    Numbers are compared only if ranks agree on earlier calls of the same numbers, in the same steps: a rank that calls ``backward`` more
-    often has other numbers.
+    Numbers are compared only if the ranks agree on earlier calls of the same numbers, in the same steps: a rank that calls ``backward``
+    more often has other numbers.
     """
     groups = {(call.group, call.members) for each in calls.values() for call in each if call.turn}
     for group in sorted(groups, key=str):
@@ -233,7 +233,7 @@ def _first(turns: _Turns) -> Parting | None:
 
 
 def _of_other_models(there: Mapping[int, Call]) -> bool:
-    """Whether ranks are in backward passes or broadcasts at different lines: the sizes of DDP's own collectives are not recorded."""
+    """Whether ranks are in backward passes or broadcasts at different lines. The sizes of DDP's own collectives are not recorded."""
     open_ones = any(not call.returned for call in there.values())
     return (
         open_ones
@@ -257,7 +257,7 @@ def _judged(
 
 
 def _unnoticed(turn: int, agreed: Sequence[dict[int, Call]], turns: _Turns) -> Parting | None:
-    """An earlier difference: the same function and size, called from other lines."""
+    """An earlier difference: same function and size, different calling lines."""
     for count, there in enumerate(agreed):
         if len({call.placed for call in there.values()}) > 1:
             number = next(iter(there.values())).turn or 0
@@ -267,7 +267,7 @@ def _unnoticed(turn: int, agreed: Sequence[dict[int, Call]], turns: _Turns) -> P
 
 
 def _odd(turn: int, there: Mapping[int, Call], turns: _Turns) -> tuple[int, ...]:
-    """Ranks that did not call what most did, or what was due by the group's past; all if undecided."""
+    """Ranks that deviate from the majority, or from the call that was due by the group's past; all ranks if undecided."""
     by_key = len({call.key for call in there.values()}) > 1
     many = Counter(call.key if by_key else call.placed for call in there.values()).most_common()
     if many[0][1] > many[1][1]:
@@ -282,7 +282,7 @@ def _odd(turn: int, there: Mapping[int, Call], turns: _Turns) -> tuple[int, ...]
 
 
 def _due_of_own(turn: int, there: Mapping[int, Call], turns: _Turns) -> Placed | None:
-    """The due call if DDP issued all of them, by the order of DDP's own collectives: the program's calls in between vary."""
+    """The due call if DDP issued all of them, by the order of DDP's own collectives; the program's calls in between vary."""
     if not all(call.is_own for call in there.values()):
         return None
     rank = min(there)

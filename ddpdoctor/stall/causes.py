@@ -1,4 +1,4 @@
-"""Ranks that died or raised: which came first (the cause), and which followed (effects); errors of devices."""
+"""Ranks that died or raised: the first is the cause, later ones are effects; also errors of devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EFFECT = re.compile(
 )
 """Messages of ranks that lost the connection to others."""
 _LEAST_WATCHDOG_NS = 10_000_000_000
-"""A rank that aborts after it has waited for less was not ended by NCCL's watchdog: its timeouts are minutes."""
+"""Shortest wait before an abort by NCCL's watchdog, whose timeouts are minutes."""
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _WORKER = re.compile(
     r"DataLoader worker.*(?:killed by signal|exited unexpectedly)|shared memory \(shm\)", re.IGNORECASE
@@ -48,11 +48,11 @@ _OF_HARDWARE = re.compile(
     r"uncorrectable (?:ECC|NVLink)|GPU is lost|device is lost|hardware stack error|contained memory error",
     re.IGNORECASE,
 )
-"""Errors of a device whose text says what failed: a kernel of the program, or the hardware. An invalid access may have another cause."""
+"""Device errors whose text shows what failed: a kernel of the program, or the hardware. An invalid access may have another cause."""
 _MOST_MESSAGE, _MOST_EFFECT = 300, 120
-"""Characters of an exception's text in a report, of a cause and of an effect."""
+"""Characters of an exception's text in a report, for a cause and for an effect."""
 _MOST_TOLD = 8
-"""Ranks listed as ended before."""
+"""Most ranks listed as ended before."""
 _OUT_OF_MEMORY = "OutOfMemoryError"
 _SIZE = r"([\d.]+ (?:[KMGT]i?B|bytes))"
 _TRIED = re.compile(
@@ -63,17 +63,17 @@ _OTHERS_USE = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 _BY_TORCH = re.compile(
     rf"memory {_SIZE} is allocated by PyTorch.*? {_SIZE} is reserved by PyTorch but unallocated"
 )
-"""What torch says of the device's memory where it is full."""
+"""Parts of torch's out-of-memory message."""
 _ADVICE = re.compile(
     r" ?(?:Search for `\w+' in \S+ for more information\.?|(?:CUDA|HIP|GPU) kernel errors might be asynchronously reported.*)"
 )
-"""What torch adds to each error of a device."""
+"""Text that torch adds to each device error."""
 _SOURCE = re.compile(r"\[/[^\]]*\] ?")
-"""The place in torch's own source in an error message."""
+"""Place in torch's own source in an error message."""
 
 
 _TOGETHER_NS = 100_000_000
-"""Longest delay between the notes of ranks and launcher on a signal that was sent to the whole process group."""
+"""Longest delay between the records of ranks and launcher on a signal sent to the whole process group."""
 
 
 class Ends(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ class Ends(msgspec.Struct, frozen=True):
 
 
 def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
-    """Classify deaths and exceptions as causes and effects. ``concluded``: the conclusion on each rank's end."""
+    """Classifies deaths and exceptions as causes and effects. ``concluded``: the conclusion on each rank's end."""
     effects: list[str] = []
     causes: dict[str, StopFacts] = {}
     dead = _deaths(run, concluded)
@@ -127,8 +127,8 @@ def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
 
 
 def with_hang_until_timeout(run: RunEvidence) -> RunEvidence:
-    """``run``, as a hang if the first failure is the timeout of a collective for which a rank that did something else was missing: the
-    timeout may be shorter than what the hang monitor waits for, or the job was restarted and went on."""
+    """``run``, as a hang if the first failure is the timeout of a collective that a busy rank had not called. The timeout may be
+    shorter than the hang monitor's, or the job was restarted and continued."""
     first, at_ns = _first_timed_out(run)
     if first is None:
         return run
@@ -147,8 +147,8 @@ def with_hang_until_timeout(run: RunEvidence) -> RunEvidence:
 
 
 def _first_timed_out(run: RunEvidence) -> tuple[RankEvidence | None, int]:
-    """The rank whose collective timed out first, and when, epoch ns; None if something else came first. Gloo raises; NCCL's watchdog
-    ends the process by SIGABRT, as does a failed kernel, which leaves an Xid on the device."""
+    """The rank whose collective timed out first, and when (epoch ns); None if something else failed first. Gloo raises; NCCL's watchdog
+    ends the process with SIGABRT. So does a failed kernel, which leaves an Xid on the device."""
     raised = [each for each in run.ranks.values() if each.raised and each.raised_ns is not None]
     first = min(raised, key=lambda each: each.raised_ns or 0, default=None)
     if first is not None:
@@ -156,7 +156,7 @@ def _first_timed_out(run: RunEvidence) -> tuple[RankEvidence | None, int]:
         return (first, first.raised_ns or 0) if timed_out else (None, 0)
     dead = [each for each in run.ranks.values() if each.signal is not None and each.gone_ns is not None]
     first = min(dead, key=lambda each: each.gone_ns or 0, default=None)
-    by_nccl = run.backend != "gloo"  # which aborts where it receives other data than it expects
+    by_nccl = run.backend != "gloo"  # gloo aborts when it receives unexpected data
     if (
         first is None
         or first.gone_ns is None
@@ -170,9 +170,9 @@ def _first_timed_out(run: RunEvidence) -> tuple[RankEvidence | None, int]:
 
 
 def _was_missing(each: RankEvidence, other: RankEvidence, at_ns: int) -> bool:
-    """Whether a rank that did not wait, or of which nothing else is known, as one that holds Python's lock, had not called the collective
-    in which ``other`` timed out. If their calls have no numbers, its status must be from before ``at_ns``: a rank that catches its own
-    error does something else afterwards."""
+    """Whether a rank had not called the collective in which ``other`` timed out, and was busy or in an unknown state (as when it holds the
+    GIL). If its calls have no numbers, its status must be from before ``at_ns``: a rank that catches its own error does something else
+    afterwards."""
     call = other.open_call
     if call is not None and call.turn is not None:
         turns = [own.turn for own in each.calls if own.group == call.group and own.turn is not None]
@@ -183,14 +183,14 @@ def _was_missing(each: RankEvidence, other: RankEvidence, at_ns: int) -> bool:
 
 
 def _odd_ones(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> list[RankEvidence]:
-    """In a failed job, ranks with an unexplained end, if others ended differently; if all ended alike, a controller may have ended them."""
+    """In a failed job, ranks with an unexplained end, if others ended differently. If all ended alike, a controller may have ended them."""
     unknown = [run.ranks[rank] for rank, each in concluded.items() if each is Conclusion.UNKNOWN]
     bad = [each for each in unknown if each.code or each.signal]
     return bad if run.job.failed and run.asked is None and len(bad) < len(run.ranks) else []
 
 
 def _without_an_end(run: RunEvidence) -> list[RankEvidence]:
-    """Ranks of a finished job without any record of their end (not closed, no exception, no exit code), which others lost."""
+    """Ranks of a finished job without any record of their end (not closed, no exception, no exit code), to which others lost connection."""
     silent = [
         each for each in run.ranks.values() if each.step is not None and not (each.in_order or each.raised)
     ]
@@ -208,7 +208,7 @@ def _behind(raised: Sequence[RankEvidence], gone: Sequence[RankEvidence]) -> Sto
 
 
 def _left(gone: Sequence[RankEvidence], raised: Sequence[RankEvidence]) -> StopFacts:
-    """The cause if ranks had finished while the others went on."""
+    """The cause if some ranks finished while the others continued."""
     codes = [each.code for each in gone if not each.left]
     return StopFacts(
         ranks=sorted(each.rank for each in gone),
@@ -222,14 +222,14 @@ def _left(gone: Sequence[RankEvidence], raised: Sequence[RankEvidence]) -> StopF
 
 
 def _in_time(run: RunEvidence, at_ns: int | None) -> bool:
-    """Whether it came before the hang was detected and before the job was asked to end; anything later is an effect."""
+    """Whether it came before the hang was detected and before the job was asked to end. Anything later is an effect."""
     if was_asked_before(run, at_ns):
         return False
     return not run.hangs or run.detected_ns is None or at_ns is None or at_ns <= run.detected_ns
 
 
 def was_asked_before(run: RunEvidence, at_ns: int | None) -> bool:
-    """Whether the job was asked to end before that moment."""
+    """Whether the job was asked to end before that time."""
     asked_ns = run.asked.at_ns if run.asked is not None else None
     return asked_ns is not None and at_ns is not None and at_ns > asked_ns - _TOGETHER_NS
 
@@ -282,7 +282,7 @@ def shortened(text: str, most: int) -> str:
 def _text(raised: Mapping[str, Any]) -> str:
     message = _ADVICE.sub("", " ".join(str(raised.get("message") or "").split()))
     if message.endswith(".") and not message.endswith(".."):
-        message = message[:-1]  # the sentence that quotes it ends with a period
+        message = message[:-1]  # the quoting sentence ends with a period
     return f"{raised.get('type') or 'an exception'}{': ' if message else ''}{message}"
 
 
@@ -291,7 +291,7 @@ def _whole_text(each: RankEvidence) -> str:
 
 
 def lost_others(each: RankEvidence) -> bool:
-    """Whether its exception says that it lost other ranks."""
+    """Whether its exception shows that it lost the connection to other ranks."""
     return bool(_EFFECT.search(_whole_text(each))) and _fact_of(each) == "raised"
 
 
@@ -339,7 +339,7 @@ def _exception(ranks: Sequence[RankEvidence], kind: str | None = None) -> StopFa
 
 
 def _of_memory(text: str) -> list[str]:
-    """Sentences on who held the device's memory, from torch's message."""
+    """Sentences on the use of the device's memory, from torch's message."""
     found = []
     if (own := _OWN_USE.search(text)) is not None:
         by_torch = _BY_TORCH.search(text)
@@ -358,13 +358,13 @@ def _of_memory(text: str) -> list[str]:
 
 
 def _bytes(size: str) -> float:
-    """A size as torch writes it, bytes."""
+    """A size in torch's format, in bytes."""
     number, unit = size.split()
     return float(number) * 1024.0 ** (" KMGT".find(unit[0]) if unit != "bytes" else 0)
 
 
 def _with_fault(found: StopFacts) -> StopFacts:
-    """The error of a device, with what failed if its text says so."""
+    """The device error, with the part that failed if its text shows it."""
     text = found.message or ""
     program, hardware = _OF_PROGRAM.search(text), _OF_HARDWARE.search(text)
     return msgspec.structs.replace(found, fault="program" if program else "hardware" if hardware else None)
@@ -381,20 +381,20 @@ def _then(each: RankEvidence) -> str:
 
 
 _XID_BEFORE_NS, _XID_AFTER_NS = 10_000_000_000, 3_000_000_000
-"""A process ends within seconds of the Xid of its kernel, which is read once a second (``--telemetry-interval``)."""
+"""A process ends within seconds of the Xid of its kernel; Xids are read once a second (``--telemetry-interval``)."""
 _XIDS = {
     "Xid 13": "an invalid instruction or access of a kernel",
     "Xid 31": "an access to memory that is not there",
     "Xid 43": "an error of the program, such as a device-side assertion",
 }
-"""What NVIDIA's catalog says of them (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html)."""
+"""Descriptions from NVIDIA's catalog (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html)."""
 _BY_A_DEVICE = frozenset(("died", "device", "not_reached", "together", "unexplained"))
-"""Causes that an error of the device may explain. A rank's own exception explains itself, unless it says that the device failed."""
+"""Causes that a device error may explain. A rank's own exception needs no explanation, unless it reports a failed device."""
 
 
 def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, StopFacts]:
-    """``causes`` with the errors that NVML counted. A single cause becomes a device error if the devices of all of its ranks (or any, if
-    it has none) had errors, or if its ranks aborted as programs on their devices had some."""
+    """``causes`` with the errors that NVML counted. A single cause becomes a device error if the devices of all of its ranks (or any
+    device, if it has no ranks) had errors, or if its ranks aborted when their devices had errors of programs."""
     if not causes:
         return causes
     (name, first), *rest = causes.items()
@@ -429,7 +429,7 @@ def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, Stop
 
 
 def _xids_at_end(each: RankEvidence, run: RunEvidence) -> list[str]:
-    """Xids of programs that came on a rank's device when its process ended: of another process's end, another moment is more likely."""
+    """Xids of programs on a rank's device at the time its process ended. Xids at other times are probably of other processes."""
     if each.gone_ns is None:
         return []
     first_ns, last_ns = each.gone_ns - _XID_BEFORE_NS, each.gone_ns + _XID_AFTER_NS
@@ -449,7 +449,7 @@ def _of_hardware(name: str, first: StopFacts, named: Collection[int], run: RunEv
 
 
 def _counted(errors: Mapping[int, Sequence[str]]) -> list[str]:
-    """Sentences on the errors that NVML counted; ranks with the same ones share a sentence."""
+    """Sentences on the errors that NVML counted; ranks with the same errors share a sentence."""
     ranks: dict[str, list[int]] = {}
     for rank, each in sorted(errors.items()):
         ranks.setdefault(", ".join(each), []).append(rank)

@@ -1,5 +1,5 @@
-"""Ranks that called different collectives, in a job that hung or failed because of it. Gloo aborts a rank that receives more data than it
-expected, or makes it raise, and every other rank loses its connection; or all ranks wait."""
+"""Finds ranks that called different collectives, in a job that hung or failed because of it. If a rank receives more data than it
+expected, Gloo aborts it or makes it raise, and every other rank loses its connection; otherwise all ranks wait."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _RECEIVED = re.compile(r"op\.preamble|Received data size|distributed collective 
 _SIZES = re.compile(
     r"enforce fail at .*gloo|EnforceNotMet|(?:size|shape|type)s? (?:mismatch|do(?:es)? not match)"
 )
-"""Messages that come from Gloo only in a collective; elsewhere a layer may raise them on its input."""
+"""Messages that come from Gloo only if the rank is in a collective; otherwise a layer may have raised them because of its input."""
 _MOST_TOLD = 12
 """Most ranks listed with their calls."""
 
 
 def disagreement(run: RunEvidence) -> StopFacts | None:
-    """The ranks that called something else than the others; None if all called the same, or something else ended the job first."""
+    """The ranks that called something else than the others; None if all called the same, or if another cause ended the job first."""
     if _has_own_cause(run):
         return None
     found = parting({rank: each.calls for rank, each in run.ranks.items()})
@@ -39,7 +39,7 @@ def disagreement(run: RunEvidence) -> StopFacts | None:
 
 
 def _by_gloo_alone(run: RunEvidence) -> StopFacts | None:
-    """The cause if Gloo reports different sizes and the recorded calls agree: the data of a call differ, as with different models."""
+    """The cause if Gloo reports different sizes but the recorded calls agree: the data of a call differ, as with different models."""
     reporting = [each for each in run.ranks.values() if _says(_RECEIVED, each)]
     if not reporting:
         return None
@@ -54,7 +54,7 @@ def _by_gloo_alone(run: RunEvidence) -> StopFacts | None:
 
 def in_hang(mismatch: Mismatch | None, run: RunEvidence, whole: bool) -> StopFacts | None:
     """The difference in the ranks' own call logs, with the calling lines; None if flight recorders (of all ranks if ``whole``) show another
-    one, or none."""
+    one or none."""
     if mismatch is None and whole:
         return None
     called = disagreement(run)
@@ -72,7 +72,7 @@ def ran_out(odd: Collection[int], ranks: Collection[int], run: RunEvidence) -> b
 
 
 def with_positions(cause: StopFacts, run: RunEvidence) -> StopFacts:
-    """``cause`` with the last call of each rank as evidence if its ranks ended inside a collective, where another rank may be the cause."""
+    """``cause``, with each rank's last call as evidence if its ranks ended inside a collective, where another rank may be the cause."""
     named = [run.ranks[rank] for rank in cause.ranks or () if rank in run.ranks]
     if not any(_is_in_collective(each) and each.signal != signal.SIGKILL for each in named):
         return cause
@@ -80,7 +80,7 @@ def with_positions(cause: StopFacts, run: RunEvidence) -> StopFacts:
 
 
 def _positions(run: RunEvidence) -> list[str]:
-    """A sentence per rank on its last call."""
+    """One sentence per rank on its last call."""
     found = ((rank, each) for rank, each in sorted(run.ranks.items()) if each.calls)
     return [_called(rank, each.calls[-1], each.open_call is not None) for rank, each in found][:_MOST_TOLD]
 
@@ -91,7 +91,7 @@ def _is_in_collective(each: RankEvidence) -> bool:
 
 
 def _has_own_cause(run: RunEvidence) -> bool:
-    """Whether a rank ended by a cause of its own before any rank was ended by what others sent."""
+    """Whether a rank ended for a reason of its own before any rank was ended because of others."""
     ended = [each for each in run.ranks.values() if _ended_by_others(each)]
     known_ns = [at for each in ended if (at := each.raised_ns or each.gone_ns) is not None]
     failed = [
@@ -104,7 +104,7 @@ def _has_own_cause(run: RunEvidence) -> bool:
 
 
 def _ended_by_others(each: RankEvidence) -> bool:
-    """Whether Gloo aborted it or made it raise because of what it received, or it lost the others."""
+    """Whether Gloo aborted it or made it raise because of received data, or it lost the connection to the others."""
     return _ended_by_sizes(each) or (bool(each.raised) and lost_others(each))
 
 
@@ -128,7 +128,7 @@ def _of_parting(found: Parting, run: RunEvidence) -> StopFacts:
     )
     kind = _kind(one, other, found.turn)
     if kind in (Difference.EXTRA, Difference.LACKING) and not found.is_decided:
-        kind = Difference.OPERATION  # unknown which rank is the odd one
+        kind = Difference.OPERATION  # unknown which rank deviates
     return StopFacts(
         ranks=odd,
         waiting_ranks=others,
@@ -151,7 +151,7 @@ def _of_parting(found: Parting, run: RunEvidence) -> StopFacts:
 
 
 def _kind(one: Call, other: Call, turn: int) -> Difference:
-    """How ``one``, the deviating call, differs from ``other``, the call of the same number."""
+    """Difference between ``one``, the deviating call, and ``other``, the call with the same number."""
     if one.before[:1] == (turn - 1,) and one.before[1:] != (turn - 2,):
         return Difference.EXTRA  # called twice in a row, unlike before
     if one.operation == other.operation:
@@ -160,7 +160,7 @@ def _kind(one: Call, other: Call, turn: int) -> Difference:
         return Difference.DTYPE if one.dtype != other.dtype else Difference.SHAPE
     if not (one.is_own or other.is_own):
         return Difference.OPERATION
-    # DDP issues the same in every step: a rank that is there already has skipped the call that was due.
+    # DDP issues the same collectives in every step: a rank that is there already has skipped the call that was due.
     skipped = one.is_own and one.before and other.operation != GRADIENTS
     return Difference.LACKING if skipped else Difference.EXTRA
 

@@ -1,4 +1,4 @@
-"""Conclusions on the end of each rank: collects from a run's evidence what :mod:`ddpdoctor.rundir.ends` decides on."""
+"""Collects the evidence for :mod:`ddpdoctor.rundir.ends`, which decides why each rank ended."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .causes import lost_others, was_asked_before, way_of
 from .evidence import RankEvidence, RunEvidence
 
 _APART_NS = 5_000_000
-"""Ends found in one poll of the hang monitor are noted within a millisecond, in no particular order."""
+"""Ends found in one poll of the hang monitor are recorded within a millisecond, in arbitrary order."""
 _AT_ONE_MOMENT_NS = 100_000_000
-"""Longest time between the noted ends of ranks that a controller ended together."""
+"""Longest time between the recorded ends of ranks that a controller ended together."""
 _MOST_EARLIER = 4
-"""Most ends of earlier attempts in one sentence."""
+"""Most ends of earlier attempts listed in one sentence."""
 
 
 def conclusions(run: RunEvidence) -> dict[int, Conclusion]:
@@ -27,13 +27,13 @@ def conclusions(run: RunEvidence) -> dict[int, Conclusion]:
     if not any(
         found[each.rank] is Conclusion.FAILED for each in gone if not (each.raised and lost_others(each))
     ):
-        # A launcher ends the others once one has failed. If none has, the rank that was lost first was ended from outside.
+        # A launcher ends the other ranks once one has failed. If none has, the first rank to end was ended from outside.
         found = {each.rank: conclude(_end_evidence(each, run, alone=True), run.job) for each in gone}
     return found
 
 
 def doubts(run: RunEvidence) -> list[str]:
-    """Sentences on ends of ranks that contradict a job without a known failure, and on earlier attempts that failed."""
+    """Sentences on ranks' ends that are inconsistent with a job without a known failure, and on earlier attempts that failed."""
     if run.job.failed:
         return []
     concluded = conclusions(run)
@@ -67,7 +67,7 @@ def all_alike(run: RunEvidence) -> bool:
 
 
 def controllers_end(run: RunEvidence) -> list[str]:
-    """Sentences that show that a controller ended all ranks of a failed job; empty if it did not."""
+    """Sentences that show that a controller ended all ranks of a failed job; [] if it did not."""
     if not all_alike(run):
         return []
     closed = [rank for rank, each in sorted(run.ranks.items()) if each.in_order]
@@ -78,7 +78,7 @@ def controllers_end(run: RunEvidence) -> list[str]:
 
 
 def ended_well(run: RunEvidence) -> bool:
-    """Whether the job ended with exit code 0 and every rank in order, and none was ended from outside."""
+    """Whether the job ended with exit code 0, every rank in order and none from outside."""
     asked = run.asked is not None or run.by_option
     well = (
         each.in_order and not each.raised and not each.signal and not each.code for each in run.ranks.values()
@@ -87,7 +87,7 @@ def ended_well(run: RunEvidence) -> bool:
 
 
 def until(run: RunEvidence) -> str | None:
-    """What ended a job that hung, as a clause after "until"; None if it still hangs, or if unknown."""
+    """What ended a job that hung, as a clause after "until"; None if it still hangs or this is unknown."""
     if run.lasts:
         return None
     if run.by_option:
@@ -102,8 +102,8 @@ def until(run: RunEvidence) -> str | None:
 
 
 def _signal_to_ranks(run: RunEvidence) -> int | None:
-    """The signal that ended the ranks of a job that hung, sent to them and not to their launcher: of several, the first that is not a
-    launcher's SIGTERM to the others. None if a rank ended otherwise."""
+    """The signal that ended the ranks, but not their launcher, in a job that hung. If there are several, the first one other than SIGTERM,
+    which launchers send to the other ranks. None if a rank ended otherwise."""
     gone = sorted(
         (each for each in run.ranks.values() if each.is_gone and run.stood(each)),
         key=lambda each: each.gone_ns or 0,
@@ -121,7 +121,7 @@ def _words(ranks: Sequence[int]) -> str:
 def _end_evidence(each: RankEvidence, run: RunEvidence, *, alone: bool = False) -> RankEnd:
     """The evidence on a rank's end. ``alone``: no rank is known to have failed before."""
     asked = run.asked.signal if run.asked is not None else None
-    # SIGKILL is no request to end: it may come from the kernel for lack of memory.
+    # SIGKILL is not a request to end: the kernel may send it when memory is exhausted.
     polite = POLITE | ({asked} if asked and asked != signal.SIGKILL else set())
     way = exit_of(each.code, each.signal, left=each.left, polite=polite)
     if way is Exit.CODE and all_alike(run):
@@ -143,7 +143,7 @@ def _end_evidence(each: RankEvidence, run: RunEvidence, *, alone: bool = False) 
 
 
 def _has_lost(other: RankEvidence, each: RankEvidence, run: RunEvidence) -> bool:
-    """Whether ``other`` shows that it needed ``each``: it waits, raised because of a lost connection, or was ended later."""
+    """Whether ``other`` was affected by the end of ``each``: it waits, raised because of a lost connection, or was ended later."""
     if other.rank == each.rank or each.gone_ns is None:
         return False
     if other.gone_ns is None:

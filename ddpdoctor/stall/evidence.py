@@ -1,4 +1,4 @@
-"""Collects what is known of the end of each rank, from the run directory, the hosts' documents and dumps, for the job's last attempt."""
+"""Collects the records of each rank's end in the job's last attempt, from the run directory, the hosts' documents and dumps."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _STEP = f"{{{LineField.STEP.key}".encode()
 
 
 def last_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[RankRecord]:
-    """The recordings of the attempt whose end is the job's: the analysed ones, or those of the last attempt if that is a later one with
-    steps, or a restart of the launcher's, or of a later start of the job. Of several attempts, the one with the most steps is analysed."""
+    """The recordings of the attempt whose end is the job's. These are the analysed ones, unless later recordings are a restart by the
+    launcher, or of a later start of the job, or have steps. Of several attempts, the one with the most steps is analysed."""
     analysed = [record for run in runs for record in run.ranks]
     restarts = max((record.attempt for record in analysed), default=0)
     ends = [log.steps[-1].end_ns for log in logs if log.steps]
@@ -63,7 +63,7 @@ def _has_steps(record: RankRecord) -> bool:
 def rows_by_rank(
     hosts: Sequence[HostStop], document: str, rows: str, pids: Mapping[int, Any], before: set[Any]
 ) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
-    """(Rows by rank of processes ``pids`` or of unknown processes, rows of other attempts). ``before``: process ids of other attempts."""
+    """(rows by rank of processes ``pids`` or of unknown processes, rows of other attempts). ``before``: process ids of other attempts."""
     found, others = dict[int, dict[str, Any]](), list[dict[str, Any]]()
     for host in hosts:
         for row in (getattr(host, document) or {}).get(rows) or ():
@@ -78,7 +78,7 @@ def rows_by_rank(
 
 
 def end_by_launcher(record: RankRecord, launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The end of a rank whose parent is the launcher, as the launcher recorded it; {} for other ranks."""
+    """The end of a rank whose parent is the launcher, as recorded by the launcher; {} for other ranks."""
     info = record.info
     parent = info.get("host"), info.get("pid_namespace"), info.get("parent_pid")
     names = ("host", "pid_namespace", "pid")
@@ -91,13 +91,13 @@ def end_by_launcher(record: RankRecord, launches: Sequence[Mapping[str, Any]]) -
 
 _BY_EXCEPTION = (End.EXCEPTION, End.RAISING)
 _GOES_ON = LONG_PHASES | {Phase.DEBUGGER}
-"""Phases that may last for any time."""
+"""Phases that may take any length of time."""
 
 
 _LEAST_SILENCE_S = 30.0
-"""Of a hang in a job that was killed before its hang monitor reported one: compilers and caches take as long."""
+"""Shortest silence that is a hang if a job was killed before its hang monitor reported one: compilers and caches take as long."""
 _LEAST_SILENT_STEPS = 5.0
-"""The same, in units of the longest step of the run, which includes its checkpoints and evaluations."""
+"""The same limit in units of the run's longest step, which includes checkpoints and evaluations."""
 _MOST_SILENCE_S = 366 * 86_400.0
 """Longest plausible silence; longer ones are ignored."""
 
@@ -110,24 +110,24 @@ class RankEvidence(msgspec.Struct, frozen=True):
     step: int | None = None
     step_since_ns: int | None = None
     seen_ns: int | None = None
-    """When the rank itself last reported, epoch ns."""
+    """Time of the rank's own last report, epoch ns."""
     phase: str | None = None
     stack: Sequence[CodeLine] = ()
     where: Where | None = None
     sampled: Where | None = None
-    """The user's line of its last stack sample, also of an earlier step, but not from before the first step."""
+    """The user's line in its last stack sample. It may be of an earlier step, but not from before the first step."""
     process: Mapping[str, Any] = msgspec.field(default_factory=dict)
     joined: bool = True
     """Whether it had joined its process group; True if unknown."""
     waits: bool | None = None
     computes: bool = False
-    """Whether the hang monitor saw it use a processor: it may be in a long computation."""
+    """Whether the hang monitor saw it use CPU time: it may be in a long computation."""
     in_order: bool = False
-    """Whether it closed its recording (by the end of its process group or of Python), or its exit code is 0."""
+    """Whether it closed its recording (at the end of its process group or of Python), or its exit code is 0."""
     closed_before: bool = False
-    """Whether it had closed its recording before the job hung; as ``in_order`` if the hang monitor reported no hang."""
+    """Whether it had closed its recording before the job hung; equal to ``in_order`` if the hang monitor reported no hang."""
     left: bool = False
-    """Whether Python ended without an exception; the exit code is then the program's own choice."""
+    """Whether Python ended without an exception; the exit code was then set by the program."""
     exhausted: bool = False
     raised: Sequence[Mapping[str, Any]] = ()
     raised_ns: int | None = None
@@ -158,11 +158,11 @@ class RankEvidence(msgspec.Struct, frozen=True):
 
 
 class RunEvidence(msgspec.Struct, frozen=True):
-    """What is known of the end of a run."""
+    """Evidence on the end of a run."""
 
     ranks: dict[int, RankEvidence]
     hangs: bool
-    """Whether the job hung, and was not in a phase that takes long."""
+    """Whether the job hung, not only in a phase that takes long."""
     lasts: bool = False
     """Whether it still hung at the last poll."""
     detected_ns: int | None = None
@@ -174,7 +174,7 @@ class RunEvidence(msgspec.Struct, frozen=True):
     devices: Mapping[int, Sequence[str]] = msgspec.field(default_factory=dict)
     """By rank, errors of its device that NVML counted."""
     programs: Mapping[int, Sequence[tuple[int, str]]] = msgspec.field(default_factory=dict)
-    """By rank, errors of programs that NVML counted on its device (epoch ns, text): of the rank, or of another process there."""
+    """By rank, errors of programs that NVML counted on its device (epoch ns, text): of the rank or of another process on it."""
     looked_ns: int | None = None
     """Time of the last poll during the hang, epoch ns."""
     asked: Asked | None = None
@@ -182,9 +182,9 @@ class RunEvidence(msgspec.Struct, frozen=True):
     killed: bool = False
     """Whether it was killed together with its launcher, which did not record an end."""
     by_option: bool = False
-    """Whether its launcher ended it, because it hung."""
+    """Whether its launcher ended it because it hung."""
     earlier: Sequence[Mapping[str, Any]] = ()
-    """Rows of ``ends.json`` of earlier attempts, of ranks that did not end in order."""
+    """Rows of ``ends.json`` of earlier attempts' ranks that did not end in order."""
 
     @property
     def exit_code(self) -> int | None:
@@ -192,7 +192,7 @@ class RunEvidence(msgspec.Struct, frozen=True):
         return None if self.asked else self.job.code
 
     def stood(self, each: RankEvidence) -> bool:
-        """Whether a rank still existed when the hang was detected: a later end comes from a watchdog or a user."""
+        """Whether a rank still existed when the hang was detected. A later end was caused by a watchdog or a user."""
         late = each.gone_ns is not None and self.detected_ns is not None and each.gone_ns > self.detected_ns
         return self.hangs and (late or not each.is_gone)
 
@@ -203,7 +203,7 @@ def first_step(of: Iterable[RankEvidence | Call]) -> int | None:
 
 
 def stops_of(runs: Sequence[RunDirectory], notes: list[Note]) -> dict[str, Stops]:
-    """By path of each of the ``runs``, what its ranks and hosts have written of their stops."""
+    """Path of each of the ``runs`` → its records of stops, by ranks and hosts."""
     return {run.path: read_stops(run.path, notes) for run in runs}
 
 
@@ -216,11 +216,11 @@ def evidence_of(
     records: Sequence[RankRecord] | None = None,
     stops: Mapping[str, Stops] | None = None,
 ) -> RunEvidence:
-    """Put together what run directories of one job hold of each rank of an attempt: of the ``records``, or else of the attempt whose end is
-    the job's. ``devices``, ``programs``: as in :class:`RunEvidence`. ``stops``: :func:`stops_of` the ``runs``, if they are read."""
+    """The evidence on each rank of an attempt, from the run directories of one job. ``records``: of the attempt; None: of the attempt whose
+    end is the job's. ``devices``, ``programs``: as in :class:`RunEvidence`. ``stops``: :func:`stops_of` the ``runs``, if already read."""
     records = last_attempt(runs, logs) if records is None else records
     paths = {record.path for record in records}
-    # Of a job that was started several times, the run directories of this start.
+    # If the job was started several times, only the run directories of this start.
     runs = [run for run in runs if not paths.isdisjoint(each.path for each in run.recordings)] or runs
     launches = [each for run in runs for each in launches_of(run.path, notes)]
     others = [each for run in runs for each in run.recordings if each.path not in paths]
@@ -293,7 +293,7 @@ def _of(
     info = {} if record is None else record.info
     ending = _ending(stop, ended, log)
     documents = [each for each in (stop.standing, stop.progress) if each] if stop else []
-    # Each of them looked at another moment, and was cut off at another one; steps only grow.
+    # Each of these was written at a different time and may be truncated; step numbers only grow.
     steps = [*(each.get("step") for each in (ending, *documents, seen, ended)), _next_step(log)]
     step = max((each for each in steps if each is not None), default=None)
     # A report of an earlier step is out of date.
@@ -352,7 +352,7 @@ def _of(
 
 
 def _ending(stop: RankStop | None, ended: Mapping[str, Any], log: RankLog | None) -> Mapping[str, Any]:
-    """The rank's own record of its end; {} if it went on after the exception."""
+    """The rank's own record of its end; {} if it continued after the exception."""
     ending = (stop.ending if stop else None) or {}
     if ending.get("how") != End.RAISING:
         return ending
@@ -364,7 +364,7 @@ def _ending(stop: RankStop | None, ended: Mapping[str, Any], log: RankLog | None
 def _stack(
     newest: Mapping[str, Any], faults: str, log: RankLog | None
 ) -> tuple[list[CodeLine], Where | None]:
-    """Position of the training thread: by faulthandler's output, else by its own records, else by the last stack sample."""
+    """Position of the training thread, from faulthandler's output, its own records, or the last stack sample."""
     fault = stack_of(faulting_thread(faults))
     if fault:
         return fault, place_of(fault)
@@ -400,7 +400,7 @@ def _last_sample_ns(log: RankLog | None) -> int | None:
 def _recording(
     rank: int, info: Mapping[str, Any], stop: RankStop | None, newest: Mapping[str, Any], notes: list[Note]
 ) -> Recording | None:
-    """The rank's flight recorder dump; without one, the last sequence numbers of its groups."""
+    """The rank's flight recorder dump, or else the last sequence numbers of its groups."""
     known = _groups_of(info)
     if stop is not None and stop.flight is not None:
         read = read_dump(stop.flight, rank, known)
@@ -420,7 +420,7 @@ def _recording(
 
 
 def _groups_of(info: Mapping[str, Any]) -> dict[str, GroupKey]:
-    """The process groups in a rank's record: Gloo's flight recorder does not list their members."""
+    """The process groups in a rank's record. Gloo's flight recorder does not list their members."""
     found = {}
     for group in info.get("process_groups") or ():
         name, members = group.get("name"), group.get("ranks")
@@ -440,7 +440,7 @@ def _stood_s(
     *,
     killed: bool,
 ) -> float | None:
-    """Seconds without progress; None if there was progress, or a phase that takes long. Only the hang monitor's ``stall.json`` decides,
+    """Seconds without progress; None if there was progress or a phase that takes long. Only the hang monitor's ``stall.json`` is used,
     unless the job was killed: the ranks' last records may then be newer."""
     seen = [(each.seen_ns, each.step_since_ns) for each in ranks.values() if killed]
     stood_s = [(at - since) / 1e9 for at, since in seen if at is not None and since is not None]
@@ -460,26 +460,26 @@ def _stood_s(
 
 
 _ENDING = POLITE | {signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGKILL}
-"""Signals that end a job from outside, with those of resource limits and SIGKILL."""
+"""Signals that end a job from outside, including those of resource limits and SIGKILL."""
 _SHELL = 128
 """A shell's exit code for a signal is its number plus this."""
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """How the job was ended from outside."""
+    """A request from outside to end the job."""
 
     signal: int | None
-    """The signal; None if it was killed together with its launcher, so that no signal was recorded."""
+    """The signal; None if the job was killed together with its launcher, so that no signal was recorded."""
     at_ns: int | None = None
-    """When the launcher got it, epoch ns; None if only the job's exit status shows it."""
+    """When the launcher received it, epoch ns; None if only the job's exit status shows it."""
 
 
 def asked_to_end(
     job: JobEnd, records: Sequence[RankRecord], hosts: Sequence[HostStop], began_ns: int, *, all_well: bool
 ) -> Asked | None:
     """How the job was ended from outside, from the launcher's record or the exit status; None if it was not. The exit status alone is not
-    enough: torchrun exits with 1 after any signal. A job that ended in order, with all ranks (``all_well``), was not ended by it, nor one
-    that began a further attempt (``began_ns``) after it."""
+    enough: torchrun exits with 1 after any signal. A signal did not end the job if all ranks ended in order (``all_well``) with exit code
+    0, or if a further attempt began (``began_ns``) after it."""
     heard = [
         Asked(host.asked["signal"], host.asked.get("at_ns"))
         for host in hosts

@@ -1,4 +1,4 @@
-"""Recordings by process group: the last collective of each member, what it has pending, and the first sequence number at which members
+"""Recordings by process group: the last and the pending collectives of each member, and the first sequence number at which members
 issued different collectives, with the ranks that deviate."""
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Seat(msgspec.Struct):
     """One member of a group, from its own recording."""
 
     by_sequence: dict[int, list[Operation]] = msgspec.field(default_factory=dict)
-    """Issued operations by sequence number; several with one number are one coalesced collective."""
+    """Issued operations by sequence number. Several operations with the same number are one coalesced collective."""
     pending: dict[int, Operation] = msgspec.field(default_factory=dict)
     last: int | None = None
-    """Sequence number of the last collective that it issued; None if the recording has none of the group."""
+    """Sequence number of its last issued collective; None if the recording has none of the group."""
 
 
 class Table(msgspec.Struct):
@@ -31,7 +31,7 @@ class Table(msgspec.Struct):
 
     key: GroupKey
     members: tuple[int, ...]
-    """The ranks with a recording of the group if none lists the members."""
+    """If no recording lists the members, the ranks with a recording of the group."""
     seats: dict[int, Seat] = msgspec.field(default_factory=dict)
 
     @property
@@ -39,14 +39,14 @@ class Table(msgspec.Struct):
         return [rank for rank in self.members if rank not in self.seats]
 
     def operation(self, sequence: int) -> Operation | None:
-        """The operation of this number by the first of the members that issued it."""
+        """The operation with this number on the first member that issued it."""
         issued = (seat.by_sequence.get(sequence) for seat in self.seats.values())
         return next((operations[0] for operations in issued if operations), None)
 
 
 def tables_of(recordings: Sequence[Recording], all_ranks: Sequence[int]) -> list[Table]:
-    """A table for each group of at least two ranks with a recorded operation. ``all_ranks``: the job's ranks, the members of the default
-    group if no recording lists them."""
+    """One table for each group of at least two ranks with a recorded operation. ``all_ranks``: the job's ranks, the members of the
+    default group if no recording lists them."""
     named = _named(recordings)
     tables: dict[GroupKey, Table] = {}
     for key in {key for keys in named.values() for key in keys}:
@@ -62,7 +62,7 @@ def tables_of(recordings: Sequence[Recording], all_ranks: Sequence[int]) -> list
 
 
 def _counted(recordings: Sequence[Recording], named: dict[str, list[GroupKey]]) -> set[GroupKey]:
-    """Groups in which torch's own count equals that of the collectives; elsewhere it includes sends and receives."""
+    """Groups in which torch's own count equals that of the collectives. In other groups it includes sends and receives."""
     fits: dict[GroupKey, bool] = {}
     for recording in recordings:
         last: dict[GroupKey, int] = {}
@@ -83,7 +83,7 @@ def _seat(
     named: dict[str, list[GroupKey]],
     counted: set[GroupKey],
 ) -> None:
-    """Add the recording's rank to ``tables``."""
+    """Adds the recording's rank to ``tables``."""
     for key, table in tables.items():
         if recording.rank in (key.members or table.members):
             table.seats[recording.rank] = Seat()
@@ -102,7 +102,7 @@ def _seat(
 
 
 def _named(recordings: Sequence[Recording]) -> dict[str, list[GroupKey]]:
-    """Known groups by name; without those of unknown members if there are others of the same name."""
+    """Known groups by name. Groups with unknown members are dropped if another one has the same name."""
     keys: dict[str, dict[GroupKey, None]] = {}
     for recording in recordings:
         issued = (operation.group for operation in recording.operations)
@@ -112,7 +112,7 @@ def _named(recordings: Sequence[Recording]) -> dict[str, list[GroupKey]]:
 
 
 def _resolved(key: GroupKey, rank: int, named: dict[str, list[GroupKey]]) -> GroupKey:
-    """The group of this name that ``rank`` is in."""
+    """The group with this name that contains ``rank``."""
     known = named.get(key.name, [])
     if key in known:
         return key
@@ -133,24 +133,24 @@ class Difference(StrEnum):
     """Kind of difference."""
 
     EXTRA = "extra"
-    """The odd ranks issue one that the others do not, and then the same as they."""
+    """The odd ranks issue an additional collective."""
     LACKING = "lacking"
-    """The odd ranks skip one."""
+    """The odd ranks skip a collective."""
     ORDER = "order"
-    """Both are issued, in different order."""
+    """Ranks issue the same two collectives in different order."""
     OPERATION = "operation"
     SHAPE = "shape"
     DTYPE = "dtype"
 
 
 class Mismatch(msgspec.Struct, frozen=True):
-    """The first difference of a group."""
+    """The first difference in a group."""
 
     group: GroupKey
     sequence: int
     difference: Difference
     odd: tuple[int, ...]
-    """Ranks that differ from most others, or from the group's past; all ranks if undecided."""
+    """Ranks that deviate from the majority, or from the group's past; all ranks if undecided."""
     others: tuple[int, ...]
     by_rank: dict[int, Operation]
 
@@ -167,13 +167,13 @@ _INPUTS_ALIKE = frozenset(
 )
 """Collectives whose inputs must have the same number of elements on all ranks."""
 _OUTPUTS_ALIKE = frozenset(("all_gather", "_reduce_scatter_base"))
-"""Collectives whose outputs must. In the others (all_to_all, gather, scatter) sizes may differ by rank."""
+"""Collectives whose outputs must have the same number. In all others (all_to_all, gather, scatter) sizes may differ by rank."""
 _ONLY_NAMES = frozenset(("barrier", "all_reduce_barrier"))
 """Collectives without data of the job: only their names are compared."""
 
 
 def first_differences(tables: Sequence[Table]) -> list[Mismatch]:
-    """One mismatch for each group whose pending collectives are at or after a difference, in order of time."""
+    """One mismatch for each group with a pending collective at or after its first difference, in order of time."""
     found = (_first(table) for table in tables)
     return sorted((each for each in found if each is not None), key=lambda each: each.since_ns or 0)
 
@@ -194,7 +194,7 @@ def _first(table: Table) -> Mismatch | None:
 
 
 def _signature(operations: Sequence[Operation]) -> _Signature:
-    """What must be the same on all ranks."""
+    """Properties that must be equal on all ranks."""
     return tuple((each.name, _dtypes(each), _elements(each)) for each in operations)
 
 
@@ -230,8 +230,8 @@ def _judged(
 
 
 def _due(table: Table, sequence: int, signatures: Collection[_Signature]) -> _Signature | None:
-    """The signature that was due by the group's past, in the longest recording: by its period, or as the only one that followed the same
-    collective before. None if undecided."""
+    """The signature expected from the group's past, in the longest recording: by its period, or because no other one followed
+    the preceding collective before. None if undecided."""
     known = max(table.seats.values(), key=lambda seat: len(seat.by_sequence))
     past = {number: _signature(each) for number, each in known.by_sequence.items() if number < sequence}
     before = {each: [number for number, other in past.items() if other == each] for each in signatures}

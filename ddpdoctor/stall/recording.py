@@ -1,5 +1,5 @@
-"""Reads the flight recorder dump of one rank, of any torch version: process groups, and operations issued in each; and stacks of dumps
-and run directories as lines of the user's program with their callers."""
+"""Reads the flight recorder dump of one rank, of any torch version: process groups and the operations issued in each. Also converts stacks
+of dumps and run directories to lines of the user's program with their callers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .dumps import PICKLE
 from .plainpickle import MOST_BYTES, MOST_CONTAINERS, NotPlainError, read_plain
 
 _MOST_VALUES = 6 << 20
-"""Most values of a dump in JSON: four times those of a 64 MiB dump as torch writes it."""
+"""Most values of a dump in JSON: four times those of a 64 MiB dump written by torch."""
 
 
 def read_dump(path: str, rank: int, known: Mapping[str, GroupKey] | None = None) -> Recording | str:
-    """The dump in the file ``path``, or a sentence why it cannot be read. ``known``: groups that it need not list."""
+    """The dump in the file ``path``, or a sentence why it cannot be read. ``known``: groups that the dump may omit."""
     try:
         data = read_bounded(path, MOST_BYTES, follow=True)
         if not data:
@@ -38,7 +38,7 @@ def read_dump(path: str, rank: int, known: Mapping[str, GroupKey] | None = None)
 
 
 def _json(data: bytes) -> Any:
-    """Decode JSON. Raises ValueError with the reason as text."""
+    """Decodes JSON. Raises ValueError with the reason as text."""
     containers = data.count(b"[") + data.count(b"{")
     if containers > MOST_CONTAINERS or containers + data.count(b",") > _MOST_VALUES:
         raise ValueError("it holds more values than any recorder writes")
@@ -51,10 +51,10 @@ _MOST_RANKS = 1_000_000
 _MOST_MEMBERS = 4_000_000
 """Most members of all groups of one dump together."""
 _MOST_LETTERS, _MOST_PATH = 200, 4096
-"""Most characters of a name, and of a path; longer ones are ignored."""
+"""Most characters of a name and of a path; longer ones are ignored."""
 _MOST_TENSORS, _MOST_DIMENSIONS, _MOST_FRAMES = 4096, 64, 512
 MOST_CALLERS = 8
-"""Most callers of a line; stack samples keep as many."""
+"""Most callers of a line, as in stack samples."""
 MOST_FRAMES = 64
 """Most frames of a stack in a report."""
 DEFAULT_DESCRIPTION = "default_pg"
@@ -67,7 +67,7 @@ _FINISHED = "completed"
 
 
 class NoDumpError(ValueError):
-    """The document is no flight recorder dump; the text says why, as part of a sentence."""
+    """The document is not a flight recorder dump. The message gives the reason as part of a sentence."""
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -75,9 +75,9 @@ class Operation(msgspec.Struct, frozen=True):
 
     group: GroupKey
     sequence: int
-    """Sequence number among the group's collectives; a send or receive has that of the last collective before it."""
+    """Sequence number among the group's collectives; a send or receive has that of the preceding collective."""
     name: str
-    """``all_reduce``, ``send 0->1``: torch's name without the backend's."""
+    """torch's name without the backend: ``all_reduce``, ``send 0->1``."""
     backend: str
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
@@ -86,9 +86,9 @@ class Operation(msgspec.Struct, frozen=True):
     """Issued and not finished."""
     created_ns: int | None
     order: int
-    """Position among all operations of the rank."""
+    """Index among all operations of the rank."""
     pair: tuple[int, int] | None = None
-    """(Sender, receiver) of a send or receive, as ranks within the group."""
+    """(sender, receiver) of a send or receive, as ranks within the group."""
     frames: tuple[CodeLine, ...] = ()
     """Innermost first."""
 
@@ -102,7 +102,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 class GroupKey(msgspec.Struct, frozen=True):
-    """A process group. Ranks that split a group may have several of one name, of which each rank knows its own."""
+    """A process group. Ranks that split a group may have several with the same name; each rank knows only its own."""
 
     name: str
     description: str = ""
@@ -110,13 +110,13 @@ class GroupKey(msgspec.Struct, frozen=True):
     """Global ranks; None if the dump does not list them."""
 
     def __hash__(self) -> int:
-        """Without most of the members: keys are looked up once for each operation, and a group may have many."""
+        """Uses only the first member: keys are looked up for every operation, and a group may have many members."""
         members = self.members or ()
         return hash((self.name, self.description, len(members), members[:1]))
 
     @property
     def words(self) -> str:
-        """As a report names it."""
+        """The group's name in reports."""
         described = self.description if self.description not in ("", "undefined") else ""
         return f"{described} ({self.name})" if described and described != self.name else self.name
 
@@ -135,16 +135,16 @@ class Recording(msgspec.Struct, frozen=True):
     enqueued: dict[GroupKey, int] = msgspec.field(default_factory=dict)
     """Number of the last operation of each group by torch's own count, which includes sends and receives."""
     first_ns: int | None = None
-    """When the oldest operation in the dump was issued."""
+    """When the oldest operation in the dump was issued, epoch ns."""
     forgotten: bool = False
     """Whether older operations were overwritten."""
     written_ns: int | None = None
     is_listed: bool = True
-    """Whether it lists operations, so that what is not listed as unfinished is finished; else it has numbers alone."""
+    """Whether it lists operations, so that operations not listed as unfinished are finished; otherwise it has only numbers."""
 
     @property
     def pending(self) -> list[Operation]:
-        """What is issued and not finished, in the order of issue."""
+        """Operations issued and not finished, in the order of issue."""
         issued = (*self.operations, *self.messages)
         return sorted((each for each in issued if each.pending), key=lambda each: each.order)
 
@@ -162,7 +162,7 @@ def recording_of(
     written_ns: int | None = None,
     known: Mapping[str, GroupKey] | None = None,
 ) -> Recording:
-    """Parse the dump in ``document``. ``known``: groups that it need not list. Raises :class:`NoDumpError`."""
+    """Parses the dump in ``document``. ``known``: groups that the dump may omit. Raises :class:`NoDumpError`."""
     if isinstance(document, list):
         document = {"entries": document}
     if not isinstance(document, Mapping) or not isinstance(document.get("entries", ()), list | tuple):
@@ -224,7 +224,7 @@ def _groups(config: Any) -> dict[str, GroupKey]:
 
 
 def _members(ranks: Any) -> tuple[int, ...] | None:
-    """Global ranks, which torch writes as the text of a list."""
+    """Global ranks; torch writes them as the text of a list."""
     if isinstance(ranks, str):
         try:
             ranks = parsed(ranks.encode())[0]
@@ -272,7 +272,7 @@ def _pair(found: re.Match[str] | None) -> tuple[int, int] | None:
 
 
 def _status(status: Any, groups: Mapping[str, GroupKey], ids: Mapping[int, GroupKey]) -> dict[GroupKey, int]:
-    """Torch's own counts by group."""
+    """torch's own counts by group."""
     if not isinstance(status, Mapping):
         return {}
     by_id = {number: about for key, about in status.items() if (number := _whole(key)) is not None}
@@ -288,8 +288,8 @@ def _status(status: Any, groups: Mapping[str, GroupKey], ids: Mapping[int, Group
 def _keys_of(
     numbers: list[int], groups: Mapping[str, GroupKey], ids: Mapping[int, GroupKey]
 ) -> dict[int, GroupKey]:
-    """Number of a group within its process → the group. Numbers and names are both assigned in the order of creation, so they are paired in
-    that order if there are equally many and the issued operations agree."""
+    """Number of a group within its process → the group. Both numbers and names are assigned in the order of creation, so they are paired in
+    that order if there are equally many of them and the issued operations agree."""
     known = {number: ids[number] for number in numbers if number in ids}
     names = [name for name in groups if name.isdecimal()]
     if len(names) != len(groups) or len(names) != len(numbers):
@@ -308,7 +308,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _text(value: Any, most: int = _MOST_LETTERS) -> str:
-    """A string, or an integer as a string; empty for any other value."""
+    """A string, or an integer as a string; "" for any other value."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value) if abs(value) < _LATEST else ""
     return value if isinstance(value, str) and len(value) <= most else ""
@@ -338,7 +338,7 @@ def _lines(frames: Any) -> Iterator[CodeLine]:
 
 
 def lines_of(frames: Any) -> list[CodeLine]:
-    """``[[file, line, function], ...]`` of a run directory, the innermost first."""
+    """``[[file, line, function], ...]`` of a run directory as lines, the innermost first."""
     lines = []
     for frame in frames if isinstance(frames, list) else ():
         match frame:
@@ -348,7 +348,7 @@ def lines_of(frames: Any) -> list[CodeLine]:
 
 
 def is_users(line: CodeLine) -> bool:
-    """Whether it belongs to the user's program, by its path."""
+    """Whether its path is in the user's program."""
     return not is_library(line.file)
 
 
@@ -371,5 +371,5 @@ def distinct_places(places: Sequence[Where | None]) -> list[Where]:
 
 
 def stack_of(frames: Sequence[TextFrame]) -> list[CodeLine]:
-    """Frames of faulthandler's text, the innermost first."""
+    """Frames of faulthandler's text as lines, the innermost first."""
     return [CodeLine(file, line, function) for file, line, function in frames[:MOST_FRAMES]]

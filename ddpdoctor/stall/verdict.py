@@ -1,4 +1,4 @@
-"""From the evidence of a stopped job to the facts of the family ``hang`` and the position of each rank."""
+"""Derives the facts of the family ``hang`` and the position of each rank from the evidence on a stopped job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .recording import Operation, Recording, distinct_places, place_of
 from .waiting import Blame, Root, Stuck, Why, blame
 
 _MOST_EVIDENCE = 12
-"""Sentences of a finding."""
+"""Most sentences of evidence in a finding."""
 
 
 def of_dumps(dumps: Dumps) -> StopVerdict:
@@ -47,7 +47,7 @@ def of_run(run: RunEvidence) -> StopVerdict:
 
 def _of_run(run: RunEvidence) -> StopVerdict:
     if run.hangs and ended_well(run):
-        # Its last poll saw it hang, and then it went on.
+        # It hung at the last poll and then continued.
         run = replace(run, hangs=False, lasts=False, since_s=None)
     if not run.hangs:
         run = with_hang_until_timeout(run)
@@ -117,7 +117,8 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> St
 
 
 def _too_few(roots: Sequence[Root], recordings: Mapping[int, Recording], run: RunEvidence) -> str | None:
-    """Why no rank is named, as part of a sentence, where only ranks without a dump could be, and too many are without one."""
+    """Reason, as part of a sentence, for reporting no rank: only ranks without a dump are candidates, and fewer than half of the ranks have
+    dumps. None if there is no such reason."""
     unseen = roots and all(root.why is Why.NO_RECORDING for root in roots)
     if not unseen or len(recordings) * 2 >= len(run.ranks):
         return None
@@ -235,7 +236,7 @@ def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict
 
 
 def _seen_of(roots: Sequence[Root], run: RunEvidence) -> list[str]:
-    """What shows that ranks are roots. Those of which the same is known share a sentence."""
+    """Sentences that show why ranks are roots. Ranks with the same text share a sentence."""
     ranks: dict[tuple[str, str], list[int]] = {}
     for root in roots:
         for parts in _seen(root, run.ranks[root.rank].recording):
@@ -249,7 +250,7 @@ def _seen_of(roots: Sequence[Root], run: RunEvidence) -> list[str]:
 
 
 def _seen(root: Root, recording: Recording | None) -> list[tuple[str, str]]:
-    """What shows that a rank is a root: sentences, as what stands before and behind the rank."""
+    """Sentences that show why a rank is a root, each as (text before the rank, text after it)."""
     said = []
     if root.stuck is not None and root.why in (Why.NOT_ISSUED, Why.STOPPED_EARLY, Why.CIRCLE):
         last, group = _last_in(root.stuck, recording), root.stuck.group.words
@@ -275,7 +276,7 @@ def _seen(root: Root, recording: Recording | None) -> list[tuple[str, str]]:
 
 
 def _lagging(roots: Sequence[Root]) -> str:
-    """How far ranks, all of them by as many collectives, lag behind the others."""
+    """Sentence on ranks that all lag behind the others by the same number of collectives."""
     first, many = roots[0].unfinished[0], len(roots[0].unfinished)
     have = "each have" if len(roots) > 1 else "has"
     who = ranks_in_words([root.rank for root in roots])
@@ -288,7 +289,7 @@ def _lagging(roots: Sequence[Root]) -> str:
 
 
 def _known_of_few(missed: Sequence[Stuck], stand_in: Collection[str | None]) -> Iterator[str]:
-    """Sentences on the collectives in which ranks stand while too few ranks left a dump to name one that they wait for."""
+    """Sentences on the collectives in which ranks wait if too few ranks left a dump to report the missing ones."""
     for stuck in missed:
         what = f"{stuck.operation.name} with sequence number {stuck.sequence} of {stuck.group.words}"
         if what in stand_in:
@@ -300,7 +301,7 @@ def _known_of_few(missed: Sequence[Stuck], stand_in: Collection[str | None]) -> 
 
 
 def _elsewhere(stop: StopFacts, stuck: Stuck | None, run: RunEvidence) -> list[str]:
-    """Which of the collective's other members left no dump, and which ranks wait elsewhere."""
+    """Sentences on the collective's other members without a dump, and on ranks that wait elsewhere."""
     unseen = sorted(set(stuck.unknown if stuck else ()) - set(stop.ranks or ()))
     said = []
     if unseen:
@@ -316,7 +317,7 @@ def _elsewhere(stop: StopFacts, stuck: Stuck | None, run: RunEvidence) -> list[s
 
 
 def _last_in(stuck: Stuck, recording: Recording | None) -> int | None:
-    """The number of the last collective that a rank issued in the group; None where it recorded none."""
+    """Sequence number of the last collective that a rank issued in the group; None if it recorded none."""
     if recording is None:
         return None
     issued = [o.sequence for o in recording.operations if o.group == stuck.group]
@@ -324,7 +325,7 @@ def _last_in(stuck: Stuck, recording: Recording | None) -> int | None:
 
 
 def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
-    """The cause without usable flight recorders: which ranks wait for others, and which do something else."""
+    """The cause without usable flight recorders, from the ranks that wait for others and those that do something else."""
     alive = [each for each in run.ranks.values() if run.stood(each)]
     busy = [each for each in alive if each.waits is False]
     waiting = [each for each in alive if each.waits]
@@ -355,12 +356,12 @@ def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
 
 
 _WRAPPING = frozenset(("_verify_param_shape_across_processes", "_sync_module_states"))
-"""What the constructor of DistributedDataParallel waits in, the first to use a new process group."""
+"""Functions in which DistributedDataParallel's constructor waits; it is the first to use a new process group."""
 
 
 def _is_made_again(alive: Sequence[RankEvidence]) -> bool:
-    """Whether ranks that had trained before are in init_process_group, and all others got out of it and wrap their model: a group that is
-    created again in the same store."""
+    """Whether a process group is created again in the same store: ranks that had trained before are in init_process_group, and all others
+    have left it and wrap their model."""
     called = [{line.function for line in each.stack} for each in alive]
     joining = ["init_process_group" in functions for functions in called]
     beyond = all(joins or functions & _WRAPPING for joins, functions in zip(joining, called, strict=True))
@@ -368,7 +369,7 @@ def _is_made_again(alive: Sequence[RankEvidence]) -> bool:
 
 
 def _joins_by(waiting: Sequence[RankEvidence]) -> str:
-    """The function that makes the process group for which ranks wait."""
+    """The function that creates the process group for which ranks wait."""
     called = {line.function for each in waiting for line in each.stack}
     return "new_group" if "new_group" in called else "init_process_group"
 
@@ -441,7 +442,7 @@ def _called_at(each: RankEvidence, operation: Operation) -> Where | None:
 
 
 def _moment(at_ns: int | None) -> str | None:
-    """A moment as text, to the second."""
+    """A time as text, to the second."""
     if not at_ns:
         return None
     return datetime.fromtimestamp(at_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

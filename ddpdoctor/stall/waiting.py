@@ -12,7 +12,7 @@ from .groups import Table
 from .recording import GroupKey, Operation, Recording
 
 _SLACK_NS = 5_000_000_000
-"""A dump that was written this long before others issued a collective does not show whether its rank issued it: watchdogs poll about once
+"""A dump written this long before others issued a collective does not show whether its rank issued it: watchdogs poll about once
 a second, and file servers' clocks differ."""
 
 
@@ -27,7 +27,7 @@ class Stuck(msgspec.Struct, frozen=True):
     missing: tuple[int, ...] = ()
     """Members whose recording shows that they have not issued it."""
     unknown: tuple[int, ...] = ()
-    """Members without a recording, or with one from before."""
+    """Members without a recording, or with an older one."""
 
     @property
     def absent(self) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ class Stuck(msgspec.Struct, frozen=True):
 def stuck_collectives(
     tables: Sequence[Table], recordings: Mapping[int, Recording]
 ) -> tuple[list[Stuck], list[Stuck]]:
-    """(Collectives that some members have not issued, collectives in which all members wait), each in order of time."""
+    """(collectives that some members have not issued, collectives in which all members wait), each in order of time."""
     missed: list[Stuck] = []
     whole: list[Stuck] = []
     for table in tables:
@@ -65,7 +65,7 @@ def _when(stuck: Stuck) -> tuple[int, int]:
 
 
 def _of(table: Table, recordings: Mapping[int, Recording]) -> list[Stuck]:
-    """The collectives of one group that some members have not issued, one for each position of such a member."""
+    """The collectives of one group that some members have not issued: for each of these members, the first pending one after its last."""
     seats = table.seats
     pending = sorted({number for seat in seats.values() for number in seat.pending})
     if not pending:
@@ -131,11 +131,11 @@ class Partner(msgspec.Struct, frozen=True):
 
     rank: int
     lacks: bool
-    """It has not issued its part of all of them, as far as its own recording shows."""
+    """Whether it has not issued its part of all of them, according to its own recording."""
 
 
 def partners_of(recordings: Mapping[int, Recording]) -> dict[int, list[Partner]]:
-    """By rank, its partners in pending sends and receives."""
+    """Rank → its partners in pending sends and receives."""
     open_: Counter[tuple[int, int, int]] = Counter()
     for recording in recordings.values():
         for message in recording.messages:
@@ -159,21 +159,21 @@ def _global(message: Operation) -> tuple[int, int] | None:
 
 
 _LEAST_PEERS = 3
-"""Ranks that wait in the same collective and must have issued more, all of them the same, before a rank that did not is reported to have
-stopped by itself: two hosts may run ahead of their devices by different amounts."""
+"""Fewest ranks that wait in the same collective and have issued more, all of them equally many, from which a rank that has not is
+reported as stopped: two hosts may run ahead of their devices by different amounts."""
 _LOGS = 0
-"""In most jobs this rank reads results to print them, so that it may stop before the others."""
+"""In most jobs this rank reads results to print them, so it may stop before the others."""
 
 
 class Why(StrEnum):
-    """Why a rank is a root."""
+    """Reason why a rank is a root."""
 
     NOT_ISSUED = "not issued"
-    """Its recording shows that it has not issued the collective, and that it waits for no rank."""
+    """Its recording shows that it has not issued the collective and waits for no rank."""
     STOPPED_EARLY = "stopped early"
-    """It waits, too, but ranks that wait for the same have issued more than it."""
+    """It waits too, but ranks that wait for the same have issued more."""
     NO_RECORDING = "no recording"
-    """Others may wait for it, and it left no recording, or an old one: whether it arrived is unknown."""
+    """Others may wait for it, but it left no recording or an old one: whether it arrived is unknown."""
     CIRCLE = "circle"
     """It and others wait for each other."""
     UNFINISHED = "unfinished"
@@ -190,7 +190,7 @@ class Root(msgspec.Struct, frozen=True):
     stuck: Stuck | None
     """The first collective at which others wait for it."""
     unfinished: tuple[Operation, ...] = ()
-    """Operations that it has pending and others have finished: its device, or the thread that watches it, had stopped."""
+    """Its pending operations that others have finished: its device, or the thread that watches it, had stopped."""
     partner: int | None = None
     """The rank that waits for its message."""
 
@@ -205,7 +205,7 @@ class Blame(msgspec.Struct, frozen=True):
 
 
 def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame:
-    """Find the roots: the ranks that all others wait for, directly or not."""
+    """Finds the roots: the ranks that all others wait for, directly or indirectly."""
     missed, whole = stuck_collectives(tables, recordings)
     partners = partners_of(recordings)
     excuses = _Excuses(tables, missed, partners, recordings)
@@ -223,7 +223,7 @@ def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame
     add([each for each in missed if roots.keys() & set(each.missing)], with_root=True)
     found = (
         roots
-        # A dump that is not there may be lost or unreadable: that names no rank beside those whose own dumps do.
+        # A missing dump may be lost or unreadable: its rank is not reported if other ranks' own dumps show that they are roots.
         or _without_recording(missed, recordings)
         or {
             rank: Root(rank, Why.CIRCLE, stuck, behind[rank])
@@ -237,8 +237,8 @@ def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame
 
 
 def _without_recording(missed: Sequence[Stuck], recordings: Mapping[int, Recording]) -> dict[int, Root]:
-    """Ranks without a recording in the collectives that a rank issued before all else that it has pending; where no collective is the
-    first of any rank, in all of them."""
+    """Ranks without a recording in the collectives that are a waiting rank's first pending operation; if there are no such collectives,
+    in all of them."""
     first = {rank: pending[0] for rank, recording in recordings.items() if (pending := recording.pending)}
     ahead = [
         stuck
@@ -272,13 +272,13 @@ class _Excuses:
         self.beside = _components(tables)
 
     def why_root(self, rank: int, stuck: Stuck, with_root: bool = False) -> Why | None:
-        """Why ``rank``, missing at ``stuck``, is a root; None where it waits for others itself.
+        """Why ``rank``, missing at ``stuck``, is a root; None if it waits for others itself.
 
-        Where those that are kept by the same went on issuing, it is not that which stopped it. ``with_root``: a root is missing
-        there, too, so that a message of a rank without a recording is no excuse by itself.
+        If ranks blocked by the same cause went on issuing, that cause did not stop it. ``with_root``: a root is missing there too,
+        so a missing message from a rank without a recording is not enough to excuse it.
         """
         held = [wait for wait in self.waits.get(rank, ()) if set(wait.absent) - {rank}]
-        # It waits in a collective that all members have issued, and one of those is blocked by another rank.
+        # It waits in a collective that all members have issued, and another rank blocks one of these.
         bound_is_kept = any(
             self._is_kept(other, rank) for other in self.beside.get(rank, ()) if other != rank
         )
@@ -300,8 +300,8 @@ class _Excuses:
         return Why.STOPPED_EARLY if went_on and alike else None
 
     def _awaits_message(self, rank: int, seen: bool = False, all_lack: bool = True) -> bool:
-        """Whether a message for it is kept by others; ``seen``: only by those whose recordings show that they are kept, and of
-        ranks without a recording only where ``all_lack``."""
+        """Whether it waits for a message that others cannot send yet. ``seen``: count only ranks whose recordings show what blocks them;
+        ``all_lack``: also count ranks without a recording."""
         for partner in self.partners.get(rank, ()):
             if partner.lacks and (all_lack or partner.rank in self.recorded):
                 return True
@@ -317,7 +317,7 @@ class _Excuses:
 
 
 def _components(tables: Sequence[Table]) -> dict[int, list[int]]:
-    """Rank → ranks connected to it by collectives that every member has issued and none has finished, directly or via others."""
+    """Rank → ranks connected to it, directly or indirectly, by collectives that every member has issued and none has finished."""
     bound: dict[int, list[int]] = {}
     for table in tables:
         if not _shared(table):
@@ -330,7 +330,7 @@ def _components(tables: Sequence[Table]) -> dict[int, list[int]]:
 
 
 def _unfinished(tables: Sequence[Table], ranks: Iterable[int]) -> dict[int, tuple[Operation, ...]]:
-    """By rank, the operations that it has pending and other members have finished."""
+    """Rank → its pending operations that other members have finished."""
     found: dict[int, list[Operation]] = {rank: [] for rank in ranks}
     for table in tables:
         seats = table.seats
@@ -348,7 +348,7 @@ def _unfinished(tables: Sequence[Table], ranks: Iterable[int]) -> dict[int, tupl
 def _of_devices(
     behind: Mapping[int, tuple[Operation, ...]], recordings: Mapping[int, Recording]
 ) -> dict[int, Root]:
-    """Ranks whose devices lag where all have issued everything: fewer than half of the ranks, else none."""
+    """Ranks whose devices lag although all have issued everything; {} unless these are fewer than half of the ranks."""
     lagging = [rank for rank, operations in behind.items() if operations]
     if not 0 < len(lagging) < len(recordings) / 2:
         return {}
@@ -358,8 +358,8 @@ def _of_devices(
 def _of_messages(
     partners: Mapping[int, list[Partner]], recordings: Mapping[int, Recording]
 ) -> dict[int, Root]:
-    """Ranks whose part of a send or receive is missing and that have no part of another pending; those without a recording only
-    where no recording shows one."""
+    """Ranks whose part of a send or receive is missing and that do not wait for another one. Ranks without a recording are included only
+    if there are no others."""
     roots: dict[int, Root] = {}
     for rank, others in partners.items():
         for other in others:

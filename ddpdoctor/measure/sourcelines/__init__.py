@@ -1,8 +1,8 @@
-"""The user's source lines behind a measurement.
+"""Finds the user's source lines that cause a measured time.
 
-In: step logs or profiler windows, and a query: which lines did this kind of work, on these ranks, in these steps. Out: lines
-by weight. Both kinds of recording have the same interface (:class:`SourceLines`), so that pricing a cause does not depend on
-which of them is the primary one.
+In: step logs or profiler windows, and a query: lines that did this kind of work, on these ranks, in these steps. Out: lines
+by weight. Both kinds of recording have the same interface (:class:`SourceLines`), so that the costs of a cause are computed the same
+way for either.
 """
 
 from .from_logs import LogSourceLines

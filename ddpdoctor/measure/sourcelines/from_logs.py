@@ -1,4 +1,4 @@
-"""The user's source lines from step logs: from recorded calls and stack samples."""
+"""Source lines from step logs: recorded calls and stack samples."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .ranking import MOST_LINES, SourceLines, chosen_and_others, joined, ranked,
 from .table import Samples, kinds_of, samples_of
 
 _FEWEST_SAMPLES = 3
-"""Fewest samples of a reported line: with fewer it may be chance."""
+"""Fewest samples of a reported line; fewer may be random."""
 _ENOUGH_SAMPLES = 8
-"""Samples of a line from which its time is stated: the counting error is then a third of it."""
+"""Samples of a line from which its time is reported: the counting error is then a third of it."""
 
 
 _CALLS_FORWARD = 0.1
-"""Part of a line's samples in forward passes from which on the line calls the forward pass: fewer may be errors of the sampled times."""
+"""A line calls the forward pass if at least this share of its samples is in one; a smaller share may be due to errors of sample times."""
 _IN_FORWARD = 0.02
-"""Part from which on a forward pass runs the line at all."""
+"""A forward pass runs a line if at least this share of its samples is in one."""
 
 
 class LogSourceLines(SourceLines):
-    """For step logs.
+    """Source lines from step logs.
 
-    ``python_parts``, by position and line, is the part of the samples of host work that is Python and not an operator,
+    ``python_parts``, by index of the log and line: Python's share (without operators) of the samples of host work,
     see :func:`ddpdoctor.measure.graph.python_parts`.
     """
 
@@ -48,12 +48,12 @@ class LogSourceLines(SourceLines):
 
     @cached_property
     def samples(self) -> Samples:
-        """Of the logs."""
+        """Stack samples of the logs."""
         return samples_of(self.logs)
 
     @cached_property
     def _python(self) -> list[Array | float]:
-        """By position and stack, the part of the samples that is Python."""
+        """By index of the log and stack, Python's share of the samples."""
         lines = [(stack.lines[0].file, stack.lines[0].line) for stack in self.samples.stacks]
         return [
             np.array([parts.get(line, 1.0) for line in lines]) if parts else 1.0
@@ -62,20 +62,20 @@ class LogSourceLines(SourceLines):
 
     @cached_property
     def _usual(self) -> Callable[[CodeLine], tuple[Stack, int]]:
-        """The usual callers of a line, by the samples of all ranks."""
+        """The main callers of a line, from the samples of all ranks."""
         each = [self.samples.weights(position).at_random for position in range(len(self.logs))]
         stacks = self.samples.by_stack(np.sum(each, axis=0))
         return cache(lambda line: usual(line, stacks))
 
     @cached_property
     def _training(self) -> frozenset[CodeLine]:
-        """Lines that call a forward or backward pass or the optimizer: by recorded calls, and by samples in a forward pass. Host work
+        """Lines that call a forward or backward pass or the optimizer, from recorded calls and from samples in a forward pass. Host work
         sampled there is mostly torch's own, before and after the pass."""
         return self._forward[0].union(_calls(self.logs, [Component.BACKWARD, Component.OPTIMIZER], None))
 
     @cached_property
     def _forward(self) -> tuple[frozenset[CodeLine], frozenset[CodeLine]]:
-        """(lines that call a forward pass, all lines that one runs or that call one)."""
+        """(lines that call a forward pass, all lines that call one or run in one)."""
         calling, inside, every = Counter[CodeLine](), Counter[CodeLine](), Counter[CodeLine]()
         for position, rank in enumerate(self.samples.ranks):
             weights = self.samples.weights(position).at_random
@@ -92,15 +92,15 @@ class LogSourceLines(SourceLines):
         )
 
     def _beyond_forward(self, stack: Stack) -> Stack:
-        """The stack without the lines of a model with which it begins and which a forward pass runs as well: of a model that is called
-        outside of training's forward pass, that call counts."""
+        """The stack without its innermost lines that a forward pass also runs. If a model is called outside the forward pass of
+        training, the caller is reported, not the line of the model."""
         running = self._forward[1]
         rest = stack[next((place for place, line in enumerate(stack) if line not in running), len(stack)) :]
         return rest if rest and rest[0] not in self._training else stack
 
     @cached_property
     def _loops(self) -> frozenset[tuple[str, str]]:
-        """(file, function) in which the training's batches are taken."""
+        """(file, function) of the code that takes batches from the training loaders."""
         taking = {
             log.where[event.where].stack[0]
             for log in self.logs
@@ -111,7 +111,7 @@ class LogSourceLines(SourceLines):
         return frozenset((line.file, line.function) for line in taking)
 
     def _in_loop(self, found: list[Where]) -> list[Where]:
-        """The lines without the callers of the training loop's function, where it is among their callers or their own."""
+        """The lines, with callers only up to the function that contains the training loop, if it is among them."""
         inside = []
         for where in found:
             loop = (
@@ -121,7 +121,7 @@ class LogSourceLines(SourceLines):
         return inside
 
     def _with_ways(self, found: list[Where], components: Sequence[Component]) -> list[Where]:
-        """Lines that save or load, with the functions of a framework through which they do."""
+        """The lines that save or load, each with the framework functions through which it does."""
         if Component.CHECKPOINT not in components:
             return found
         kinds = kinds_of(components)
@@ -137,11 +137,11 @@ class LogSourceLines(SourceLines):
         return [msgspec.structs.replace(where, through=ways.get(where.stack[0], ())) for where in found]
 
     def _called(self, calls: Mapping[CodeLine, float]) -> list[Where]:
-        """The heaviest lines by recorded calls, or time in them, each with its usual callers."""
+        """The heaviest lines by number of recorded calls, or time in them, each with its main callers."""
         return [where.called_from(*self._usual(where.stack[0])) for where in ranked(calls)]
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
-        """Lines that call synchronisations of these kinds; a line once for each way through functions of a framework by which it does."""
+        """Lines that call synchronisations of these kinds. A line is listed once for each path through framework functions."""
         calls: Counter[tuple[CodeLine, tuple[tuple[str, str], ...]]] = Counter()
         ways: dict[tuple[tuple[str, str], ...], Stack] = {}
         for log in self.logs:
@@ -166,7 +166,7 @@ class LogSourceLines(SourceLines):
         steps: Ints,
         or_else: Ints | None = None,
     ) -> list[Where]:
-        """Lines of this kind of work: sampled lines where there are enough samples, then those of recorded calls."""
+        """Lines of this kind of work: sampled lines if there are enough samples, then those of recorded calls."""
         chosen, _ = chosen_and_others(positions, len(self.logs))
         wanted = {int(step) for step in steps}
         calls = _calls([self.logs[position] for position in chosen], components, wanted)
@@ -178,7 +178,7 @@ class LogSourceLines(SourceLines):
     def longer(
         self, components: Sequence[Component], positions: Sequence[int], steps: set[int], others: set[int]
     ) -> list[Where]:
-        """Lines of this kind of work with more samples in ``steps`` than in the ``others`` on the ranks at these positions, then those of
+        """Lines of this kind of work with more samples in ``steps`` than in ``others`` on the ranks at these indices, then those of
         recorded calls."""
         selected, reference = (
             self._counted(positions, components, chosen, None) for chosen in (steps, others)
@@ -191,7 +191,7 @@ class LogSourceLines(SourceLines):
         return self._with_ways(self._in_loop(joined(sampled, self._called(calls))), components)
 
     def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
-        """By the samples of each rank; None where one has too few."""
+        """See :meth:`.SourceLines.in_common`. From the samples of each rank; None if any rank has too few."""
         wanted = {int(step) for step in steps}
         each = [self._counted([position], components, wanted, None) for position in range(len(self.logs))]
         if min((counts.samples for counts in each), default=0) < _ENOUGH_SAMPLES:
@@ -201,7 +201,7 @@ class LogSourceLines(SourceLines):
     def main_gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> MainGap | None:
-        """The gap of work that no event of the log covers."""
+        """The main gap of work that no event of the log covers."""
         if not lies_in_gaps(components):
             return None
         wanted = {int(step) for step in steps}
@@ -214,7 +214,7 @@ class LogSourceLines(SourceLines):
     def _sampled(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> list[Where]:
-        """Lines with most samples per second of steps, less those of the other ranks at the same line."""
+        """Lines with the most samples per second of steps, minus those of the other ranks at the same line."""
         chosen, others = chosen_and_others(positions, len(self.logs))
         wanted = {int(step) for step in steps}
         main = self.main_gap(components, positions, steps)
@@ -242,7 +242,7 @@ class LogSourceLines(SourceLines):
     def _counted(
         self, positions: Sequence[int], components: Sequence[Component], wanted: set[int], gap: Gap | None
     ) -> SampleCounts:
-        # The Python part of a line's samples is known for host work, not for work in the gaps.
+        # Python's share of a line's samples is known for host work, but not for work in the gaps.
         only_python = Component.HOST in components and set(components).isdisjoint(BETWEEN_PHASES)
         parts = self._python if only_python else [1.0] * len(self.logs)
         on_host = Component.HOST in components and not any(log.on_device_time for log in self.logs)
@@ -253,7 +253,7 @@ class LogSourceLines(SourceLines):
 def _calls(
     logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int] | None
 ) -> Mapping[CodeLine, float]:
-    """ns in recorded calls of this kind of work, by line; ``wanted``: in these steps only."""
+    """ns in recorded calls of this kind of work, by line. ``wanted``: only in these steps."""
     kinds = kinds_of(components)
     calls: Counter[CodeLine] = Counter()
     for log in logs if kinds else ():
@@ -270,7 +270,7 @@ def _calls(
 
 
 def _python_ms(selected: SampleCounts, reference: SampleCounts, line: CodeLine) -> float | None:
-    """ms per step at a line outside torch, in excess of the other ranks; None with too few samples."""
+    """ms per step at a line outside torch, in excess of the other ranks; None if there are too few samples."""
     count = selected.outside.get(line, 0.0) - scale_of(selected, reference) * reference.outside.get(line, 0.0)
     if count < _ENOUGH_SAMPLES or not selected.steps:
         return None

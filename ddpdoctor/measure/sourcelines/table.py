@@ -5,13 +5,13 @@ Select rows with :class:`RankSamples`; :meth:`Samples.weights` sums them up by s
 Samples that waited for the GIL are corrected: they are attributed to the line that held it.
 
 A sample is due at a random moment, and is taken when the sampling thread gets the GIL. After 5 ms of waiting that thread requests it
-(``sys.getswitchinterval``), and the sample then shows the line that held the GIL. If the training thread releases it before, at a call
+(``sys.getswitchinterval``), and the sample then shows the line that held the GIL. If the training thread releases it earlier, at a call
 into torch or the system, the sample shows that call, but the line that held the GIL ran just before. If a preceding line on the same
-call path was seen to hold the GIL in other samples, on any rank, the sample is attributed to it; else only the line that ran next (the
-*follower*) is known. A call at which the GIL is mostly released by itself never counts as holding it.
+call path held the GIL in other samples, on any rank, the sample is attributed to it; otherwise only the line that ran next (the
+*follower*) is known. A call that mostly releases the GIL by itself never counts as holding it.
 
-Burst samples (taken in close succession) begin to wait when such work begins. The first one of a burst that requests the GIL stands for
-the first 5 ms of the work. So do the ordinary samples that show a follower. The larger of the two estimates counts.
+Burst samples (taken in close succession) start to wait when such work starts. The first one of a burst that requests the GIL represents
+the first 5 ms of the work, as do the ordinary samples that show a follower. The larger of the two estimates counts.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from ddpdoctor.measure.taxonomy import Component
 from ddpdoctor.rundir import HELD_NS, EventKind
 
 ASKED_NS = 5_000_000
-"""Wait after which Python makes the holder release the GIL (``sys.getswitchinterval``), never earlier."""
+"""Wait after which Python makes the thread that holds the GIL release it (``sys.getswitchinterval``)."""
 _BETWEEN_LOOKS_NS = 700_000
-"""Time between burst samples in which the sampling thread does not wait for the GIL."""
+"""Longest pause between burst samples without waiting for the GIL."""
 
 _LEAST_SEEN = 0.1
-"""Least share of requested samples at a call, of those in which it released the GIL by itself. Work of 5.5 ms is requested in one of
-ten; work that ends at the request shows the next call now and then."""
+"""A call at which fewer than this share of the samples requested the GIL counts as releasing it. Work of 5.5 ms requests it in one
+of ten samples; if other work ends at the request, the sample occasionally shows the next call."""
 
 _TORCH_FILES = ("/site-packages/torch/", "/dist-packages/torch/")
 """Parts of the paths of torch's files."""
 _TORCH = CodeLine(_TORCH_FILES[0], 0, "")
-"""Stands for all of torch's lines; torch releases the GIL in every operator."""
+"""Represents all lines of torch, which releases the GIL in every operator."""
 
 
 class CallStack(msgspec.Struct, frozen=True):
     """Call stack of a sample."""
 
     lines: Stack
-    """The user's."""
+    """Lines of the user's code, the innermost first."""
     innermost: CodeLine | None
-    """Also where it is a library's; None where it is not known."""
+    """Innermost line, which may be in a library; None if unknown."""
 
     @property
     def in_torch(self) -> bool:
@@ -61,7 +61,7 @@ class CallStack(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> Stack:
-        """The user's lines, preceded by the innermost line where that is known and another one."""
+        """The user's lines, preceded by the innermost line if that is known and differs."""
         inner, line = self.innermost, self.lines[0]
         if inner in (None, _TORCH) or (inner.file, inner.line) == (line.file, line.line):
             return self.lines
@@ -69,24 +69,24 @@ class CallStack(msgspec.Struct, frozen=True):
 
 
 def moments_of(samples: Ints) -> Ints:
-    """[S] epoch ns of the work that each of the ``samples`` [S, 4] is of: the time at which it was due if the GIL was released by
-    itself, else the time at which it was taken."""
+    """[S] moment of the work shown by each of the ``samples`` [S, 4], epoch ns: when the sample was due if the GIL was released
+    without a request, otherwise when it was taken."""
     held_ns = samples[:, 3]
     return samples[:, 0] - np.where((held_ns >= HELD_NS) & (held_ns < ASKED_NS), held_ns, 0)
 
 
 class GilOwners(msgspec.Struct, frozen=True):
-    """M pairs of a stack and one that holds the GIL just before it."""
+    """M pairs of a stack and another one that may have held the GIL just before it."""
 
     follower: Ints
     """[M] the stack that a sample shows, which did not hold the GIL."""
     owner: Ints
-    """[M] the stack that held it before, the likeliest last."""
+    """[M] the stack that held it before; for each follower, the likeliest last."""
     share: Array
     """[M] probability of the owner; sums to 1 for each follower."""
 
     def taken_from(self, following: Array) -> Array:
-        """[K] by stack, the weight that owners take from their followers, which lose it in ``following`` [K]."""
+        """[K] weight by stack that owners get from their followers. Sets the followers in ``following`` [K] to 0."""
         taken = np.bincount(self.owner, self.share * following[self.follower], len(following))
         following[self.follower] = 0.0
         return taken.astype(float)
@@ -95,10 +95,10 @@ class GilOwners(msgspec.Struct, frozen=True):
 def gil_owners_of(
     stacks: dict[CallStack, int], stack: Ints, waited_ns: Ints, in_training: Mask
 ) -> tuple[Mask, GilOwners]:
-    """([S] which samples are of the work before the stack that they show, the likely owners of the GIL there).
+    """([S] whether each sample shows a follower, the likely owners of the GIL).
 
-    ``stack`` [S] is the stack that each sample of all ranks shows (-1: unknown), after ``waited_ns`` [S]; only samples ``in_training`` [S]
-    show owners: what holds the GIL while a job is prepared, such as imports, does not run before the lines of a step. Owners without
+    ``stack`` [S]: stack that each sample of all ranks shows, -1 if unknown; ``waited_ns`` [S]: its wait. Only samples ``in_training`` [S]
+    show owners: code that holds the GIL during start-up, such as imports, does not run before the lines of a step. Owners without
     samples are added to ``stacks`` (stack → number).
     """
     holders, releases = _holders_and_releasers(list(stacks), np.where(in_training, stack, -1), waited_ns)
@@ -121,8 +121,8 @@ def gil_owners_of(
 def _holders_and_releasers(
     stacks: Sequence[CallStack], stack: Ints, waited_ns: Ints
 ) -> tuple[dict[CallStack, int], Mask]:
-    """(stacks that hold the GIL → samples in which it was requested from them, [K] which of the ``stacks`` release it by themselves).
-    All of torch's innermost lines count as one."""
+    """(stacks that hold the GIL → number of their samples that requested it, [K] which of the ``stacks`` release it by themselves).
+    All innermost lines in torch count as one."""
     places: dict[CallStack, int] = {}
     merged = (CallStack(each.lines, _TORCH) if each.in_torch else each for each in stacks)
     place = np.array([places.setdefault(each, len(places)) for each in merged], np.int64)
@@ -139,7 +139,7 @@ def _holders_and_releasers(
 
 
 def _before(stack: Stack, holders: Mapping[CallStack, int]) -> list[CallStack]:
-    """Stacks that hold the GIL just before ``stack``, the likeliest last; [] where none is known."""
+    """Stacks that may hold the GIL just before ``stack``, the likeliest last; [] if none is known."""
     distances = {each: distance for each in holders if (distance := _distance(stack, each.lines)) is not None}
     least = min(distances.values(), default=None)
     return sorted(
@@ -148,8 +148,8 @@ def _before(stack: Stack, holders: Mapping[CallStack, int]) -> list[CallStack]:
 
 
 def _distance(follower: Stack, owner: Stack) -> tuple[int, bool, int] | None:
-    """Sort key of the distance between two stacks, the nearest lowest: first by the number of common callers, then lines above the
-    follower in the same function by distance, then lines below it (as in a loop). None where their order is unknown."""
+    """Sort key, nearest first: by the number of common callers, then lines above the follower in the same function by distance, then lines
+    below it (as in a loop). None if the order of the stacks is unknown."""
     common = 0
     for a, b in zip(reversed(follower), reversed(owner), strict=False):
         if (a.file, a.function) != (b.file, b.function):
@@ -161,7 +161,7 @@ def _distance(follower: Stack, owner: Stack) -> tuple[int, bool, int] | None:
 
 
 def begin_wait(taken_ns: Ints, waited_ns: Ints, *others: Ints) -> Mask:
-    """[L] which burst samples begin a wait for the GIL, rather than continue the wait of the sample before. A change in any of the
+    """[L] which burst samples begin a wait for the GIL instead of continuing that of the previous sample. A change in any of the
     ``others`` [L] also begins a new one."""
     goes_on = taken_ns[1:] - waited_ns[1:] - taken_ns[:-1] < HELD_NS + _BETWEEN_LOOKS_NS
     for values in others:
@@ -177,7 +177,7 @@ EVENTS: dict[Component, tuple[EventKind, ...]] = {
     Component.COLLECTION: (EventKind.COLLECTION,),
     Component.CHECKPOINT: (EventKind.SAVE,),
 }
-"""Component → kinds of events whose call line is used where samples give none."""
+"""Component → kinds of events whose calling line is reported if there are no samples."""
 _INSIDE_EVENTS = (
     *dict.fromkeys(kind for kinds in EVENTS.values() for kind in kinds),
     EventKind.COLLECTIVE,
@@ -185,16 +185,16 @@ _INSIDE_EVENTS = (
     EventKind.WAIT,
     EventKind.LOAD,
 )
-"""Events that are not the rank's own Python code. A forward pass has a bit of its own."""
+"""Events that are not the rank's own Python code. The forward pass has a separate bit."""
 _BITS = {kind.value: 1 << place for place, kind in enumerate((*_INSIDE_EVENTS, EventKind.FORWARD))}
 _FORWARD = _BITS[EventKind.FORWARD.value]
 _AFTER_COLLECTION_NS = 2_000_000
-"""The sampling thread cannot run during a garbage collection. It runs right after it, and still finds the line that
+"""The sampling thread cannot run during a garbage collection. It runs right after it, when the thread is still at the line that
 collected."""
 
 
 def kinds_of(components: Iterable[Component]) -> set[EventKind]:
-    """Kinds of events that are these kinds of work."""
+    """Kinds of events of these components."""
     return {kind for component in components for kind in EVENTS.get(component, ())}
 
 
@@ -202,11 +202,11 @@ class Kind(IntEnum):
     """Kind of a sample."""
 
     SEEN = 0
-    """A sample at a random moment, which shows where the thread was."""
+    """Ordinary sample that shows the running line."""
     FOLLOWING = 1
-    """A sample at a random moment that shows the line after the one that held the GIL."""
+    """Ordinary sample that shows the line after the one that held the GIL."""
     BURST = 2
-    """The first burst sample of a wait that ended with a request for the GIL."""
+    """First burst sample of a wait that ended with a request for the GIL."""
 
 
 class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -214,11 +214,11 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     log: RankLog
     time_ns: Ints
-    """[S] moment of the work that it is of, epoch ns."""
+    """[S] moment of the sampled work, epoch ns."""
     step: Ints
-    """[S] position of its step in the log; -1 outside all steps."""
+    """[S] index of its step in the log; -1 if it is in no step."""
     stack: Ints
-    """[S] index into :attr:`Samples.stacks`; -1 where the line is unknown."""
+    """[S] index into :attr:`Samples.stacks`; -1 if unknown."""
     kind: Ints
     """[S] a :class:`Kind`."""
 
@@ -239,12 +239,12 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def _gap(self) -> Ints:
-        """[S] index of the kind of gap between phases that contains it; -1: none."""
+        """[S] index of the kind of gap between phases that contains each sample; -1: none."""
         return self.log.activities.gaps.kind_at(self.time_ns - self.log.activities.origin_ns)
 
     @cached_property
     def per_burst(self) -> float:
-        """Number of ordinary samples that a burst sample stands for: those in ``ASKED_NS``."""
+        """Number of ordinary samples that a burst sample represents: those in ``ASKED_NS``."""
         in_steps = np.count_nonzero((self.step >= 0) & (self.kind != Kind.BURST))
         return ASKED_NS * in_steps / max(self.log.burst_ns, 1)
 
@@ -258,7 +258,7 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
         return inside
 
     def while_doing(self, components: Sequence[Component], gap: Gap | None = None) -> Mask:
-        """[S] mask of samples taken while the thread did this kind of work; optionally only in gaps of this kind."""
+        """[S] mask of samples taken while the thread did this kind of work, optionally only in gaps of this kind."""
         wanted = sum(_BITS[kind.value] for kind in kinds_of(components))
         inside = self._doing & ~_FORWARD
         outside = np.where(
@@ -272,20 +272,20 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 class Weights(msgspec.Struct, frozen=True):
-    """Weight of some samples by stack, [K] each, in samples at random moments."""
+    """Weights of selected samples by stack, [K] each; the unit is an ordinary sample."""
 
     seen: Array
-    """Samples that show where the thread was."""
+    """Samples that show the running line."""
     before: Array
     """Samples that show a follower, attributed to the stacks that probably held the GIL."""
     following: Array
-    """The other samples that show a follower, at the stacks that they show."""
+    """The other samples that show a follower, attributed to that."""
     burst: Array
-    """Burst samples, as ordinary ones: another estimate of ``before``."""
+    """Burst samples, scaled to ordinary ones: another estimate of ``before``."""
 
     @property
     def at_random(self) -> Array:
-        """All but burst samples."""
+        """Weight without burst samples."""
         return self.seen + self.before + self.following
 
 
@@ -293,9 +293,9 @@ class Samples(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Samples of all ranks of a run; K stacks."""
 
     stacks: list[CallStack]
-    """Each once."""
+    """Distinct stacks."""
     ranks: list[RankSamples]
-    """By position of the log."""
+    """By index of the log."""
     gil_owners: GilOwners
 
     @cached_property
@@ -314,7 +314,7 @@ class Samples(msgspec.Struct, frozen=True, eq=False, dict=True):
         return Weights(seen, before, following, bursts * rows.per_burst)
 
     def by_stack(self, weights: Array, whole: bool = False) -> dict[Stack, float]:
-        """Weight by call path, of ``weights`` [K] that are not 0. Paths are of the user's lines; ``whole``: with the innermost one."""
+        """Non-zero ``weights`` [K] by call path. Paths are of the user's lines; ``whole``: with the innermost line."""
         found: defaultdict[Stack, float] = defaultdict(float)
         for number in np.flatnonzero(weights).tolist():
             stack = self.stacks[number]
@@ -323,7 +323,7 @@ class Samples(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 def samples_of(logs: Sequence[RankLog]) -> Samples:
-    """The samples of ``logs``, which must be on one clock."""
+    """Samples of ``logs``, which must be on one clock."""
     stacks: dict[CallStack, int] = {}
     rows = [np.concatenate([log.samples, log.burst_samples]) for log in logs]
     shown = [_shown(log, of_rank, stacks) for log, of_rank in zip(logs, rows, strict=True)]
@@ -340,7 +340,7 @@ def _shown(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:
     """[S] number of the stack that each row shows, -1 for none. New stacks are added to ``stacks``."""
     of_user = np.unique(rows[:, 1], return_inverse=True)[1]
     innermost, of_innermost = np.unique(rows[:, 2], return_inverse=True)
-    # The ids are untrusted input, and may be too large to combine two into one number.
+    # The ids are untrusted input and may be too large to combine two into one number.
     both = of_user * len(innermost) + of_innermost
     _, first, which = np.unique(both, return_index=True, return_inverse=True)
     numbers = np.full(len(first), -1)
@@ -353,7 +353,7 @@ def _shown(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:
 
 
 def _of_rank(log: RankLog, rows: Ints, stack: Ints, follows: Mask) -> RankSamples:
-    """The samples of one rank; ``stack`` [S] is what each shows, ``follows`` [S] whether that ran after the holder of the GIL."""
+    """Samples of one rank. ``stack`` [S]: what each shows; ``follows`` [S]: whether that is a follower."""
     time_ns, bursts = moments_of(rows), np.arange(len(rows)) >= len(log.samples)
     step = log.steps_at(time_ns)
     asked = np.flatnonzero(bursts & ~follows & (step >= 0))
@@ -365,7 +365,7 @@ def _of_rank(log: RankLog, rows: Ints, stack: Ints, follows: Mask) -> RankSample
 
 
 def _doing(steps: Sequence[Step], moments: Ints) -> Ints:
-    """[S] bits of the kinds of events that contain each of the ``moments``; events are cut at the ends of their step."""
+    """[S] bits of the kinds of events that contain each of the ``moments``. Events are cut at the ends of their step."""
     doing = np.zeros(len(moments), np.int64)
     spans: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for step in steps if len(moments) else ():

@@ -1,10 +1,9 @@
-"""What the training thread of a rank did at any time, from its step log.
+"""Activities of a rank's training thread over time, from its step log.
 
-The time of a checkpoint includes work before and after ``torch.save``: ``state_dict()``, copies, building a file's name. No event
-records that work. It is estimated from the gap between two phases that contains the save: what makes it longer than the same gap in
-other steps counts as checkpoint time. Where ranks synchronise within the gap, for example at a barrier after the save, the barrier
-divides the gap. The excess is then assigned to the side of the barrier on which it lies: the other ranks wait only for what is
-before it.
+The time of a checkpoint includes unrecorded work before and after ``torch.save``: ``state_dict()``, copies, building a file name. It is
+estimated from the gap between two phases that contains the save: the excess over the same gap in other steps counts as checkpoint
+time. If ranks synchronise within the gap, for example at a barrier after the save, the barrier divides the gap, and the excess is
+assigned to the side on which it lies: the other ranks wait only for what is before the barrier.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from ddpdoctor.rundir import EventKind
 from .records import Event, Step
 
 _FEWEST_USUAL = 3
-"""Fewest gaps without a save for a typical length of such a gap; as many as rules require for a pattern."""
+"""Fewest gaps without a save from which the typical length of such a gap is computed."""
 
 
 def preparations(saves: Intervals, gaps: Gaps, recorded: Intervals, waits: Intervals) -> Intervals:
     """Checkpoint time outside ``torch.save``, in the gaps that contain ``saves``, ns.
 
-    It is the part of a gap that neither ``recorded`` work nor ``waits`` for other ranks cover, beyond the median of that part in gaps
-    of the same kind without a save. Empty where fewer than ``_FEWEST_USUAL`` gaps of the kind have no save.
+    It is the part of a gap that neither ``recorded`` work nor ``waits`` for other ranks cover, minus the median of that part over
+    the gaps of the same kind without a save. Empty if fewer than ``_FEWEST_USUAL`` gaps of the kind have no save.
     """
     at = gaps.at(saves[0])
     begun, at = saves[0][at >= 0], at[at >= 0]
@@ -55,9 +54,9 @@ def preparations(saves: Intervals, gaps: Gaps, recorded: Intervals, waits: Inter
 
 
 def _beyond_typical(times: Intervals, saves: NDArray[Any], waits: Intervals, usual_ns: float) -> Intervals:
-    """The ``times`` of one gap, less ``usual_ns`` of them.
+    """The ``times`` of one gap, with ``usual_ns`` of them removed.
 
-    The ``waits`` divide the gap into parts. ``usual_ns`` is taken first from the parts after the last save, the last part first, then
+    The ``waits`` divide the gap into parts. ``usual_ns`` is removed first from the parts after the last save, the last part first, then
     from the parts before it, and the rest from the parts with a save.
     """
     part = np.searchsorted(waits[1], times[0], side="right")
@@ -71,7 +70,7 @@ def _beyond_typical(times: Intervals, saves: NDArray[Any], waits: Intervals, usu
 
 
 _EPOCH_START_BATCHES = 1
-"""Batches after ``iter(loader)`` that still wait for the workers to start."""
+"""Batches after ``iter(loader)`` that still wait for the start of the workers."""
 
 _ON_HOST = (Component.COLLECTION, Component.CHECKPOINT, Component.EPOCH_START, Component.DATA)
 _ON_DEVICE = (Component.OPTIMIZER, Component.BACKWARD, Component.FORWARD)
@@ -83,7 +82,7 @@ _WHOLE_EVENTS: dict[str, Component] = {
     EventKind.BACKWARD: Component.BACKWARD,
     EventKind.EVALUATION: Component.FORWARD,
 }
-"""Kind of event → the component that it counts as; a backward pass until its gradients are ready."""
+"""Kind of event → its component. A backward pass counts until its gradients are ready."""
 _PHASES: dict[str, Component] = {
     EventKind.DATA: Component.DATA,
     EventKind.ITERATION: Component.DATA,
@@ -99,8 +98,8 @@ _WAITS: dict[str, str] = dict.fromkeys((EventKind.BARRIER, EventKind.COLLECTIVE,
 class Activities(msgspec.Struct, frozen=True):
     """Disjoint intervals of each component, ns after ``origin_ns``.
 
-    Where activities nest, the more specific one counts: a garbage collection inside a forward pass is a collection. In
-    device time, work of the device has precedence: what the host does meanwhile delays nothing.
+    For nested activities the more specific one counts: a garbage collection inside a forward pass is a collection. In device
+    time, device work takes precedence: concurrent host work delays nothing.
     """
 
     origin_ns: int
@@ -108,7 +107,7 @@ class Activities(msgspec.Struct, frozen=True):
     sets: dict[str, Intervals]
     """By component."""
     gaps: Gaps = NO_GAPS
-    """Between the phases; unknown in device time."""
+    """Between the phases; empty in device time."""
 
     def since(self, origin_ns: int) -> Activities:
         """The same activities, relative to another origin (epoch ns)."""
@@ -119,7 +118,7 @@ class Activities(msgspec.Struct, frozen=True):
         return Activities(origin_ns, moved, self.gaps.shifted(by_ns))
 
     def unmarked(self, component: Component) -> Intervals:
-        """The gaps whose operators count as ``component``, without the recorded activities."""
+        """The gaps whose operators count as ``component``, minus the recorded activities."""
         left = self.gaps.of(component)
         for recorded in self.sets.values():
             left = subtract(left, recorded)
@@ -129,7 +128,7 @@ class Activities(msgspec.Struct, frozen=True):
 def activities_of(
     steps: Sequence[Step], origin_ns: int, with_workers: Collection[int], on_device_time: bool
 ) -> Activities:
-    """What a rank did in these steps; ``with_workers``: ids of its loaders that have worker processes."""
+    """Activities in these steps. ``with_workers``: ids of the rank's loaders with worker processes."""
     fresh: Counter[int] = Counter()
     spans = _times(steps, origin_ns, lambda event: _component(event, fresh, with_workers), until_ready=True)
     gaps = NO_GAPS
@@ -159,8 +158,8 @@ def _times(
     *,
     until_ready: bool = False,
 ) -> dict[_Sort, Intervals]:
-    """(starts, ends) of the events of each sort, ns after the origin. A backward pass lasts until its gradients are reduced; or only
-    ``until_ready``."""
+    """(starts, ends) of the events of each sort, ns after the origin. A backward pass ends when its gradients are reduced, with
+    ``until_ready`` when they are ready."""
     times: defaultdict[_Sort, list[tuple[int, int]]] = defaultdict(list)
     for step in steps:
         start_ns = step.start_ns - origin_ns
@@ -174,7 +173,7 @@ def _times(
 
 
 def _component(event: Event, fresh: Counter[int], with_workers: Collection[int]) -> Component | None:
-    """Component of an event; ``fresh`` counts, by loader, the next batches that still wait for its workers to start."""
+    """Component of an event. ``fresh``: by loader, how many of the next batches still wait for the start of its workers."""
     if event.kind == EventKind.ITERATION:
         fresh[event.loader] = _EPOCH_START_BATCHES if event.loader in with_workers else 0
         return Component.EPOCH_START

@@ -30,29 +30,29 @@ from .records import (
 )
 
 _MOST_PLACES = 100_000
-"""Most source lines of one log that are read: no script has as many."""
+"""Source lines read per log; no script has as many."""
 _MOST_GROUPS = 1024
-"""Most process groups, one after the other, of one log that are distinguished."""
+"""Consecutive process groups distinguished per log."""
 _MOST_NOTES = 200
-"""Most notes of one log that are read."""
+"""Notes read per log."""
 _LOST = {
     STEPS_FILE: "what this rank did in the steps behind the fault is not known",
     SAMPLES_FILE: UNKNOWN_LINES,
     WORKERS_FILE: "what the workers of its data loaders did is not known",
 }
 _MOST_WORKER_BYTES = 4 << 20
-"""Of workers.jsonl that are read: the hook writes less than a quarter."""
+"""Bytes of workers.jsonl that are read; the hook writes less than a quarter of that."""
 _COLUMNS = 4
-"""Numbers of a sample."""
+"""Numbers per sample."""
 _SECOND_NS = 10**9
-"""A second: samples are thinned by whole ones."""
+"""Samples are thinned out by whole seconds."""
 _YEAR_NS = 366 * 86_400 * _SECOND_NS
 _MOST_APART_S = 1 << 20
-"""Largest distance, 12 days, of the seconds to which samples are thinned out."""
+"""Upper limit, 12 days, of the distance between kept seconds when samples are thinned out."""
 
 
 class RunLogs(msgspec.Struct, frozen=True):
-    """What was read of one run directory."""
+    """Step logs and notes of one run directory."""
 
     logs: Sequence[RankLog]
     notes: Sequence[str]
@@ -61,9 +61,9 @@ class RunLogs(msgspec.Struct, frozen=True):
 def read_logs(
     runs: Sequence[RunDirectory], progress: Callable[[int, int], None] | None = None
 ) -> list[RunLogs]:
-    """The step logs of a job that was recorded to ``runs``, with one limit for all. Of a rank in several runs, the first is read.
+    """Reads the step logs of a job recorded to ``runs``, with one limit for all. If a rank is in several runs, its first log is read.
 
-    ``progress(done, total)`` is called with the number of ranks, first with none.
+    ``progress(done, total)`` is called with numbers of ranks, first with 0 done.
     """
     first: dict[int, RankRecord] = {}
     for run in runs:
@@ -96,9 +96,9 @@ def _of_run(run: RunDirectory, first: dict[int, RankRecord], read: dict[int, Ran
 
 
 def read_rank_log(record: RankRecord, limit: ReadLimit | None = None) -> RankLog:
-    """Read steps.jsonl and samples.jsonl of one rank; broken lines are left out and noted.
+    """Reads the step log, samples and worker records of one rank. Broken lines are skipped and noted.
 
-    ``limit`` is that of all ranks of the run; None: of this one alone.
+    ``limit``: the limit for all ranks of the run; None: computed for this rank alone.
     """
     limit = read_limit_of([record]) if limit is None else limit
     read = _read_steps(record, limit)
@@ -124,7 +124,7 @@ def read_rank_log(record: RankRecord, limit: ReadLimit | None = None) -> RankLog
 
 
 class _StepsFile(msgspec.Struct):
-    """Contents of a rank's steps.jsonl, while it is read."""
+    """Contents of a rank's steps.jsonl."""
 
     steps: list[Step] = msgspec.field(default_factory=list)
     where: dict[int, Where] = msgspec.field(default_factory=dict)
@@ -153,7 +153,7 @@ _Line = TypeVar("_Line", LogRecord, WorkerLine)
 def _decoded(
     record: RankRecord, name: str, lines: Iterable[bytes], kind: type[_Line], notes: list[str]
 ) -> Iterator[tuple[_Line, int]]:
-    """The ``lines`` of a file, each with its size in bytes. Broken ones are counted in a note."""
+    """The decoded ``lines`` of a file, each with its size in bytes. Broken lines are counted in a note."""
     decode = msgspec.json.Decoder(kind).decode
     path, broken, given = f"{record.path}/{name}", 0, 0
     try:
@@ -166,7 +166,7 @@ def _decoded(
     except FileNotFoundError:
         pass
     except OSError as error:
-        if given or name != STEPS_FILE:  # a rank without any step is reported together with others
+        if given or name != STEPS_FILE:  # a rank without any step gets a note from notes_on_records
             notes.append(unreadable(path, error, _LOST[name]).text)
     if broken:
         notes.append(broken_lines(path, broken).text)
@@ -202,7 +202,7 @@ def _read_steps(rank: RankRecord, limit: ReadLimit) -> _StepsFile:
 
 
 def _read_other(read: _StepsFile, record: LogRecord, limit: ReadLimit, rank: int) -> None:
-    """Read a line that is not a step: device times, an evaluation mark, a saved checkpoint, a source line, the end of a process group or
+    """Reads a line that is not a step: device times, an evaluation mark, a saved checkpoint, a source line, the end of a process group or
     a note."""
     if record.device is not None and record.device_times_ns:
         if limit.includes(record.device) and len(read.device_times) <= MOST_STEPS:
@@ -221,7 +221,7 @@ def _read_other(read: _StepsFile, record: LogRecord, limit: ReadLimit, rank: int
 
 
 class _SamplesFile(msgspec.Struct):
-    """Contents of a rank's samples.jsonl, while it is read."""
+    """Contents of a rank's samples.jsonl."""
 
     samples: array[int] = msgspec.field(default_factory=lambda: array("q"))
     burst_samples: array[int] = msgspec.field(default_factory=lambda: array("q"))
@@ -238,10 +238,10 @@ class _SamplesFile(msgspec.Struct):
 
 
 def _read_samples(rank: RankRecord, limit: ReadLimit, steps: Sequence[Step]) -> _SamplesFile:
-    """The samples taken in the steps that were read, with their source lines, and notes.
+    """Samples taken in the steps that were read, with their source lines and notes.
 
-    Where there are too many, those of every 2nd, 4th, 8th, ... second of the epoch are kept, the same seconds on all ranks.
-    Where these are still too many, the first are kept.
+    If there are too many, those of every 2nd, 4th, 8th, ... second of the epoch are kept, the same seconds on all ranks.
+    If there are still too many, the first ones are kept.
     """
     spans = _Spans(None if limit.numbers is None else steps)
     around = span_around([steps])
@@ -279,7 +279,7 @@ def _read_samples(rank: RankRecord, limit: ReadLimit, steps: Sequence[Step]) -> 
 def _keep_samples(
     record: LogRecord, start_ns: int, rows: Sequence[Sequence[int]], kept: array[int], spans: _Spans
 ) -> None:
-    """Append the samples of a line that lie in the steps that were read."""
+    """Appends the samples of a line that lie in the steps that were read."""
     for place, (offset_ns, *lines) in enumerate(rows):
         held_ns = record.held[place] if place < len(record.held) else 0
         if spans.hold(start_ns + offset_ns):
@@ -287,8 +287,8 @@ def _keep_samples(
 
 
 def span_around(steps: Iterable[Sequence[Step]]) -> tuple[int, int] | None:
-    """From a year before the first step of these ranks to a year after the last, epoch ns; None without steps. Samples dated
-    outside of it were not taken in this run."""
+    """From a year before the first step of these ranks to a year after the last, epoch ns; None without steps. Samples outside
+    this span were not taken in this run."""
     every = [step for of_rank in steps for step in of_rank]
     if not every:
         return None
@@ -304,13 +304,12 @@ def _place(places: dict[int, Where], record: LogRecord) -> None:
 
 
 def _where(line: LogRecord | WorkerLine, caller: Where | None) -> Where:
-    """The place that a line describes."""
     callers = () if caller is None else caller.stack[:MOST_CALLERS]
     return Where(line.file, line.line or 0, line.function, callers=callers)
 
 
 class _Spans:
-    """Time spans of runs of consecutive ``steps``, and the time after the last one, epoch ns; None: all time."""
+    """Time spans of consecutive ``steps``, and the time after the last one, epoch ns. With None: all time."""
 
     def __init__(self, steps: Sequence[Step] | None) -> None:
         self._always = steps is None
@@ -318,13 +317,13 @@ class _Spans:
         self._starts, self._ends = (side.tolist() for side in union(bounds[:, 0], bounds[:, 1]))
 
     def hold(self, moment: int) -> bool:
-        """Whether ``moment``, epoch ns, is in one of the spans."""
+        """Whether ``moment`` (epoch ns) is in one of the spans."""
         place = bisect_right(self._starts, moment) - 1
         return self._always or (place >= 0 and (moment < self._ends[place] or place == len(self._ends) - 1))
 
 
 def _read_worker_logs(rank: RankRecord, notes: list[str]) -> tuple[WorkerLog, ...]:
-    """One log for each process; none where none was recorded. What is broken is counted in ``notes``."""
+    """One log per worker process. Broken lines are counted in ``notes``."""
     logs: dict[int, list[tuple[WorkerLine, list[WorkerSample]]]] = {}
     places: dict[tuple[int, int], Where] = {}
     loaders: dict[int, int] = {}
@@ -340,7 +339,7 @@ def _read_worker_logs(rank: RankRecord, notes: list[str]) -> tuple[WorkerLog, ..
 
 
 def _first_bytes(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines in the first ``_MOST_WORKER_BYTES``."""
+    """The lines within the first ``_MOST_WORKER_BYTES``."""
     size = 0
     for line in lines:
         size += len(line)
@@ -350,7 +349,7 @@ def _first_bytes(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _worker_samples(pid: int, line: WorkerLine, places: dict[tuple[int, int], Where]) -> list[WorkerSample]:
-    """The samples of a line whose places are known."""
+    """The samples of a line whose source lines are known."""
     weight_ns = line.preparing_ns / max(1, len(line.samples))
     samples = []
     for place, (_, user, innermost, asleep) in enumerate(line.samples):

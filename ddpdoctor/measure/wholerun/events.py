@@ -1,8 +1,8 @@
-"""Find the ranks that took longer in the steps of a pattern, an evaluation or a checkpoint, with the kind of work and the lines.
+"""Finds the ranks that took longer in the steps of a pattern, an evaluation or a checkpoint, with the kind of work and the lines.
 
 If one rank takes longer, the others wait for it at the next synchronisation. A rank's own part of a step is the time outside of
-collectives and barriers, and without the rest of a backward pass after its own gradients are ready. A longer own part is caused by the
-rank.
+collectives and barriers, and without the part of a backward pass after its own gradients are ready. The rank with a longer own part is
+the cause.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KINDS = {
     EventKind.BACKWARD: "compute",
     EventKind.OPTIMIZER: "compute",
 }
-"""Kind of work by kind of event; in all others, such as collectives, the rank may wait for others, and their time is no work of its own."""
+"""Kind of event → kind of work. In all other events, such as collectives, the rank may wait for others."""
 _COMPONENTS = {
     "data": (Component.DATA, Component.EPOCH_START),
     "checkpoint": (Component.CHECKPOINT,),
@@ -44,12 +44,12 @@ _PERSISTENCE = {
     PatternKind.GROWING: "growing",
 }
 _IN_EVALUATION = (Component.HOST, Component.FORWARD)
-"""Kinds of work of an evaluation by which its lines are found. Batches do not count: those of the training loader, which starts again at
-the same time, would be taken for the evaluation's."""
+"""Components used to find the lines of an evaluation. DATA is not used: the training loader starts again at the same time, and its
+batches would be attributed to the evaluation."""
 _OWN = 0.5
-"""Share of the extra time by which a rank's own part must be longer to cause it."""
+"""A rank causes the extra time if its own part is longer by at least this share of it."""
 _OFF_CPU = 0.5
-"""Share of the extra time neither running nor runnable, from which on it counts as off-CPU."""
+"""Share of the extra time that is neither running nor runnable, from which it counts as off-CPU."""
 _MAY_WAIT = (EventKind.BACKWARD, EventKind.COLLECTIVE, EventKind.BARRIER, EventKind.WAIT)
 """Kinds of events in which a rank may wait for others."""
 
@@ -57,8 +57,8 @@ _MAY_WAIT = (EventKind.BACKWARD, EventKind.COLLECTIVE, EventKind.BARRIER, EventK
 def _by_samples(
     logs: Sequence[RankLog], lines: LogSourceLines, long: set[int], usual: set[int]
 ) -> tuple[list[int], list[Where]]:
-    """(Positions of the ranks that did not wait for others, their lines) in ``long`` steps of which only times and samples were kept: those
-    whose samples are not at a line that, in any step, calls what may wait."""
+    """(indices of the ranks that did not wait for others, their lines) for ``long`` steps with only times and samples recorded: the ranks
+    whose samples are not at a line with a possible wait in any step."""
     waits = {
         (where.file, where.line)
         for log in logs
@@ -66,7 +66,7 @@ def _by_samples(
         for event in step.events
         if event.kind in _MAY_WAIT and (where := log.where.get(event.where)) is not None
     }
-    work = _COMPONENTS["host"]  # of such steps all that is sampled counts as host work
+    work = _COMPONENTS["host"]  # without events, all samples of a step count as host work
     seen = [lines.longer(work, [place], long, usual) for place in range(len(logs))]
     who = [place for place, found in enumerate(seen) if found and (found[0].file, found[0].line) not in waits]
     return who, lines.longer(work, who, long, usual) if who else []
@@ -79,7 +79,7 @@ def event_of(
     lines: LogSourceLines,
     wall_s: float | None,
 ) -> RunEvent | None:
-    """Facts of the pattern of this ``kind``; None without one. ``lines`` are those of the same ``logs``."""
+    """Facts of the pattern of this ``kind``; None if there is none. ``lines`` are those of the same ``logs``."""
     pattern = next((each for each in patterns if each.kind is kind), None)
     if pattern is None:
         return None
@@ -98,7 +98,7 @@ def event_of(
         for name, ns in extra[place].items():
             by_kind[name] += max(ns, 0.0)
     work = max(by_kind, key=by_kind.__getitem__) if by_kind else "communication" if all(known) else None
-    # Of a rank of which only the times were kept it is not known whether it took longer, too: some other must have waited.
+    # If some rank was recorded with times only, it may have taken longer too: report ranks only if another known rank waited.
     ranks = [logs[place].rank for place in who] if 0 < len(who) < sum(known) else None
     where = lines.longer(_COMPONENTS[work], who, long, usual) if work in _COMPONENTS else []
     if not any(known) and kind is PatternKind.ONCE:
@@ -127,7 +127,7 @@ def event_of(
 def evaluations_of(
     account: RunAccount, logs: Sequence[RankLog], lines: LogSourceLines, wall_s: float | None
 ) -> RunWork | None:
-    """Facts of the evaluations; None without one. ``lines`` are those of the same ``logs``."""
+    """Facts of the evaluations; None if there are none. ``lines`` are those of the same ``logs``."""
     numbers = {number for number, part in account.reasons.items() if part is RunPart.EVALUATION}
     who = [place for place, log in enumerate(logs) if not log.evaluated.isdisjoint(numbers)]
     total_s = account.parts_s.get(RunPart.EVALUATION, 0.0)
@@ -137,7 +137,7 @@ def evaluations_of(
 def checkpoints_of(
     account: RunAccount, logs: Sequence[RankLog], lines: LogSourceLines, wall_s: float | None
 ) -> RunWork | None:
-    """Facts of the checkpoints; None without one. ``lines`` are those of the same ``logs``."""
+    """Facts of the checkpoints; None if there are none. ``lines`` are those of the same ``logs``."""
     of_checkpoint = (RunPart.CHECKPOINTS, RunPart.EVALUATION)
     numbers = {
         number
@@ -167,7 +167,7 @@ def _work(
     lines: LogSourceLines,
     wall_s: float | None,
 ) -> RunWork | None:
-    """Facts of work of these ``components`` in steps of these ``numbers``, by the ranks at the positions ``who``."""
+    """Facts of work of these ``components`` in steps with these ``numbers``, by the ranks at the indices ``who``."""
     if not numbers or total_s <= 0.0:
         return None
     others = {step.number for log in logs for step in log.steps} - numbers
@@ -183,7 +183,7 @@ def _work(
 
 
 def _beyond_ns(logs: Sequence[RankLog], long: set[int], usual: set[int]) -> float:
-    """ns by which the median long step is longer than the median usual one, on the rank with the largest difference."""
+    """Median long step minus median typical step, ns, on the rank with the largest difference; at least 1."""
     differences = [0.0]
     for log in logs:
         lengths = [[step.length_ns for step in log.steps if step.number in steps] for steps in (long, usual)]
@@ -199,7 +199,7 @@ def _own_times(step: Step) -> dict[str, float]:
     end_ns = 0
     for event in sorted(step.events, key=lambda event: event.start_ns):
         if event.kind == EventKind.COLLECTION:
-            continue  # within something else
+            continue  # inside another event
         begin_ns = max(event.start_ns, end_ns)
         own_ns = max(min(event.end_ns, step.length_ns) - begin_ns, 0)
         end_ns = max(end_ns, event.end_ns)
@@ -213,7 +213,7 @@ def _own_times(step: Step) -> dict[str, float]:
 
 
 def _median_times(steps: Sequence[Step], wanted: set[int]) -> dict[str, float]:
-    """ns by kind of work: the median over the ``wanted`` steps that were recorded in full."""
+    """ns by kind of work: median over the ``wanted`` steps that were recorded in full."""
     each = [_own_times(step) for step in steps if step.number in wanted and step.in_full]
     kinds = {kind for times in each for kind in times}
     return {kind: float(np.median([times.get(kind, 0.0) for times in each])) for kind in kinds}
