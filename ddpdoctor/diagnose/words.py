@@ -162,6 +162,11 @@ def line(where: Any) -> str:
     return f"{file_and_line(where)}{inside}"
 
 
+def _preposition(where: Any) -> str:
+    where = _ranks_first(where)
+    return "just before" if isinstance(where, Mapping) and where.get("follows") else "at"
+
+
 _COMPREHENSION = re.compile(r"(?:\.<locals>\.<(?:genexpr|\w+comp)>)+$")
 """Suffix that a generator expression or comprehension adds to its function's name."""
 
@@ -196,11 +201,11 @@ def in_forward(where: Any) -> bool:
 
 
 def at(where: Any, operation: str | None = None) -> str:
-    """Like :func:`line` but with " at", to append to a sentence: " at train.py:57 in main". Without a line, the annotation or operator:
-    ' in the annotation "# sparse arch"'; "" without either."""
+    """Like :func:`line` but with " at", to append to a sentence: " at train.py:57 in main", or " just before train.py:57 in main" if the
+    samples show the line that ran next. Without a line, the annotation or operator: ' in the annotation "# sparse arch"'; "" without either."""
     text = line(where)
     if text or not operation:
-        return f" at {text}" if text else ""
+        return f" {_preposition(where)} {text}" if text else ""
     return f" in {operation}" if _NAME.fullmatch(operation) else f' in the annotation "{operation}"'
 
 

@@ -75,6 +75,9 @@ class Where(CodeLine, frozen=True):
     """Which process ran it, as "worker 3 of rank 1", or "workers" of all ranks; null: the rank itself."""
     inside: CodeLine | None = None
     """Line of a library that most of the samples at this line were in, which says what it calls; null where there is no such line."""
+    follows: bool = False
+    """Whether most of its samples show the line that ran next: the time was spent just before it, in Python code that holds the GIL for
+    less than 5 ms at a time, which no sample can show."""
     more_callers: int = 0
     """Other call paths to the line, each of which takes a notable part of the time; 0 where none was seen."""
 

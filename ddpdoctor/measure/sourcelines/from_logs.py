@@ -236,7 +236,8 @@ class LogSourceLines(SourceLines):
             line = where.stack[0]
             count = round(sum(n for stack, n in selected.stacks.items() if line in stack))
             python_ms = None if line in training else _python_ms(selected, reference, line)
-            found.append(msgspec.structs.replace(where, samples=count, python_ms=python_ms))
+            follows = selected.behind.get(line, 0.0) > selected.at.get(line, 0.0)
+            found.append(msgspec.structs.replace(where, samples=count, python_ms=python_ms, follows=follows))
         return found
 
     def _counted(

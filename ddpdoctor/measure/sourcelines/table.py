@@ -42,6 +42,8 @@ of ten samples; if other work ends at the request, the sample occasionally shows
 
 _TORCH_FILES = ("/site-packages/torch/", "/dist-packages/torch/")
 """Parts of the paths of torch's files."""
+_HOOK_FILES = "ddpdoctor/hook/"
+"""Part of the paths of the recording's own files, such as those that close the profiler: not work of the job."""
 _TORCH = CodeLine(_TORCH_FILES[0], 0, "")
 """Represents all lines of torch, which releases the GIL in every operator."""
 
@@ -93,29 +95,49 @@ class GilOwners(msgspec.Struct, frozen=True):
 
 
 def gil_owners_of(
-    stacks: dict[CallStack, int], stack: Ints, waited_ns: Ints, in_training: Mask
+    stacks: dict[CallStack, int], stack: Ints, waited_ns: Ints, in_training: Mask, in_forward: Mask
 ) -> tuple[Mask, GilOwners]:
     """([S] whether each sample shows a follower, the likely owners of the GIL).
 
     ``stack`` [S]: stack that each sample of all ranks shows, -1 if unknown; ``waited_ns`` [S]: its wait. Only samples ``in_training`` [S]
-    show owners: code that holds the GIL during start-up, such as imports, does not run before the lines of a step. Owners without
-    samples are added to ``stacks`` (stack → number).
+    show owners: code that holds the GIL during start-up, such as imports, does not run before the lines of a step. Samples ``in_forward``
+    [S] have owners that hold the GIL in a forward pass, all others have owners that hold it elsewhere. Owners without samples are added to
+    ``stacks`` (stack → number).
     """
     holders, releases = _holders_and_releasers(list(stacks), np.where(in_training, stack, -1), waited_ns)
     follows = (waited_ns >= HELD_NS) & ((waited_ns < ASKED_NS) | np.append(releases, False)[stack])
     shown, followers = list(stacks), np.unique(stack[follows & (stack >= 0)])
+    inside = _mostly(stack, in_forward, len(shown))
+    held_inside = {_merged(each) for number, each in enumerate(shown) if inside[number]}
     numbers = {each: stacks.setdefault(each, len(stacks)) for each in holders}
 
     @cache
-    def before(lines: Stack) -> tuple[Ints, Array]:
-        nearest = _before(lines, holders)
+    def before(lines: Stack, inside: bool) -> tuple[Ints, Array]:
+        # Of one sample, it is not sure in which phase of the step it was taken.
+        nearest = _before(
+            lines, {each: n for each, n in holders.items() if n == 1 or (each in held_inside) == inside}
+        )
         asked = np.array([holders[each] for each in nearest], float)
         return np.array([numbers[each] for each in nearest], np.int64), asked / max(asked.sum(), 1.0)
 
-    found = [before(shown[follower].lines) for follower in followers.tolist()]
+    found = [before(shown[follower].lines, bool(inside[follower])) for follower in followers.tolist()]
     found.append((np.empty(0, np.int64), np.empty(0)))
     owner, share = (np.concatenate(column) for column in zip(*found, strict=True))
     return follows, GilOwners(np.repeat(followers, [len(each) for each, _ in found[:-1]]), owner, share)
+
+
+def _mostly(stack: Ints, chosen: Mask, count: int) -> Mask:
+    """[``count``] whether more than half of the samples of each stack are ``chosen`` [S]."""
+    known = stack >= 0
+    share: Mask = 2 * np.bincount(stack[known & chosen], minlength=count) > np.bincount(
+        stack[known], minlength=count
+    )
+    return share
+
+
+def _merged(stack: CallStack) -> CallStack:
+    """The stack with one innermost line for all of torch's."""
+    return CallStack(stack.lines, _TORCH) if stack.in_torch else stack
 
 
 def _holders_and_releasers(
@@ -124,8 +146,7 @@ def _holders_and_releasers(
     """(stacks that hold the GIL → number of their samples that requested it, [K] which of the ``stacks`` release it by themselves).
     All innermost lines in torch count as one."""
     places: dict[CallStack, int] = {}
-    merged = (CallStack(each.lines, _TORCH) if each.in_torch else each for each in stacks)
-    place = np.array([places.setdefault(each, len(places)) for each in merged], np.int64)
+    place = np.array([places.setdefault(_merged(each), len(places)) for each in stacks], np.int64)
     asked, following = (
         np.bincount(place[stack[waited & (stack >= 0)]], minlength=len(places))
         for waited in (waited_ns >= ASKED_NS, (waited_ns >= HELD_NS) & (waited_ns < ASKED_NS))
@@ -134,7 +155,11 @@ def _holders_and_releasers(
     line = np.array([lines.setdefault(each.lines, len(lines)) for each in places], np.int64)
     at_line = np.bincount(line, following)[line]
     releases = (following >= asked) | (asked < _LEAST_SEEN * at_line)
-    holders = {each: int(asked[number]) for each, number in places.items() if not releases[number]}
+    holders = {
+        each: int(asked[number])
+        for each, number in places.items()
+        if not releases[number] and not (each.innermost and _HOOK_FILES in each.innermost.file)
+    }
     return holders, releases[place]
 
 
@@ -328,12 +353,22 @@ def samples_of(logs: Sequence[RankLog]) -> Samples:
     rows = [np.concatenate([log.samples, log.burst_samples]) for log in logs]
     shown = [_shown(log, of_rank, stacks) for log, of_rank in zip(logs, rows, strict=True)]
     every, shows = np.concatenate([no_samples(), *rows]), np.concatenate([no_samples()[:, 1], *shown])
-    place = [log.steps_at(moments_of(of_rank)) for log, of_rank in zip(logs, rows, strict=True)]
-    in_training = np.concatenate([no_samples()[:, 1], *place]) >= WARM_UP_STEPS
-    follows, gil_owners = gil_owners_of(stacks, shows, every[:, 3], in_training)
+    moments = [moments_of(of_rank) for of_rank in rows]
+    in_training, in_forward = (
+        np.concatenate([np.zeros(0, bool), *masks])
+        for masks in zip(
+            *(_in_training_and_forward(*each) for each in zip(logs, moments, strict=True)), strict=True
+        )
+    )
+    follows, gil_owners = gil_owners_of(stacks, shows, every[:, 3], in_training, in_forward)
     of_ranks = np.split(follows, np.cumsum([len(of_rank) for of_rank in rows]))
     ranks = [_of_rank(*of_rank) for of_rank in zip(logs, rows, shown, of_ranks[: len(logs)], strict=True)]
     return Samples(list(stacks), ranks, gil_owners)
+
+
+def _in_training_and_forward(log: RankLog, moments: Ints) -> tuple[Mask, Mask]:
+    """([S] which ``moments`` are in steps after the warm-up, [S] which are in forward passes)."""
+    return log.steps_at(moments) >= WARM_UP_STEPS, (_doing(log.steps, moments) & _FORWARD) != 0
 
 
 def _shown(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:

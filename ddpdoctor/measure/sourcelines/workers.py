@@ -215,7 +215,9 @@ def _by_stack(logs: Sequence[WorkerLog], *, counts: bool = False) -> Mapping[Sta
         np.int64,
     )
     waited_ns = np.array([each.waited_ns for each in samples], np.int64)
-    follows, owners = gil_owners_of(stacks, shown, waited_ns, np.ones(len(shown), bool))
+    follows, owners = gil_owners_of(
+        stacks, shown, waited_ns, np.ones(len(shown), bool), np.zeros(len(shown), bool)
+    )
     at, following = (
         np.bincount(shown[chosen], weights[chosen], len(stacks)).astype(float)
         for chosen in (~follows, follows)
