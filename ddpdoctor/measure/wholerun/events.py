@@ -8,7 +8,7 @@ the cause.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -31,6 +31,10 @@ KINDS = {
     EventKind.OPTIMIZER: "compute",
 }
 """Kind of event → kind of work. In all other events, such as collectives, the rank may wait for others."""
+_PHASES = {EventKind.FORWARD: "forward", EventKind.BACKWARD: "backward", EventKind.OPTIMIZER: "optimizer"}
+_ALIKE = 0.33
+"""Least relative increase of a phase, as a share of the largest one, if the whole machine is slower. Of code that changed, only the phase
+in which it is takes longer; larger inputs do not make the optimizer slower."""
 _COMPONENTS = {
     "data": (Component.DATA, Component.EPOCH_START),
     "checkpoint": (Component.CHECKPOINT,),
@@ -119,6 +123,9 @@ def event_of(
         after_ms=pattern.after_ms,
         ranks=ranks,
         kind=work,
+        in_all_phases=_in_all_phases([logs[place] for place in who], long, usual)
+        if work == "compute"
+        else None,
         off_cpu=_is_off_cpu([logs[place] for place in who], long, beyond_ns),
         where=where,
     )
@@ -192,7 +199,7 @@ def _beyond_ns(logs: Sequence[RankLog], long: set[int], usual: set[int]) -> floa
     return max(*differences, 1.0)
 
 
-def _own_times(step: Step) -> dict[str, float]:
+def _own_times(step: Step, kinds: Mapping[EventKind, str] = KINDS) -> dict[str, float]:
     """ns of a step by kind of work, without the time in which the rank may wait for others."""
     times: defaultdict[str, float] = defaultdict(float)
     covered = 0
@@ -206,17 +213,32 @@ def _own_times(step: Step) -> dict[str, float]:
         covered += own_ns
         if event.kind == EventKind.BACKWARD and event.reductions:
             own_ns = max(min(event.gradients_ready_ns, event.end_ns) - begin_ns, 0)
-        if event.kind in KINDS:
-            times[KINDS[EventKind(event.kind)]] += own_ns
+        if event.kind in kinds:
+            times[kinds[EventKind(event.kind)]] += own_ns
     times["host"] += max(step.length_ns - covered, 0)
     return dict(times)
 
 
-def _median_times(steps: Sequence[Step], wanted: set[int]) -> dict[str, float]:
+def _median_times(
+    steps: Sequence[Step], wanted: set[int], kinds: Mapping[EventKind, str] = KINDS
+) -> dict[str, float]:
     """ns by kind of work: median over the ``wanted`` steps that were recorded in full."""
-    each = [_own_times(step) for step in steps if step.number in wanted and step.in_full]
-    kinds = {kind for times in each for kind in times}
-    return {kind: float(np.median([times.get(kind, 0.0) for times in each])) for kind in kinds}
+    each = [_own_times(step, kinds) for step in steps if step.number in wanted and step.in_full]
+    found = {kind for times in each for kind in times}
+    return {kind: float(np.median([times.get(kind, 0.0) for times in each])) for kind in found}
+
+
+def _in_all_phases(logs: Sequence[RankLog], long: set[int], usual: set[int]) -> bool | None:
+    """Whether forward, backward and optimizer of each rank take longer by similar ratios in the ``long`` steps; None if a phase is not
+    recorded."""
+    for log in logs:
+        now, before = (_median_times(log.steps, steps, _PHASES) for steps in (long, usual))
+        if not all(now.get(phase) and before.get(phase) for phase in _PHASES.values()):
+            return None
+        increases = [now[phase] / before[phase] - 1.0 for phase in _PHASES.values()]
+        if max(increases) <= 0.0 or min(increases) < _ALIKE * max(increases):
+            return False
+    return bool(logs)
 
 
 def _is_off_cpu(logs: Sequence[RankLog], long: set[int], beyond_ns: float) -> bool | None:
