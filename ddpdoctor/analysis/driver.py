@@ -45,7 +45,7 @@ from .source_text import with_repository, with_source_text
 
 _MOST_OTHERS = 7
 """Most attempts or trainings that are diagnosed besides the measured one."""
-_OTHERS_S = 20.0
+_MAX_OTHERS_S = 20.0
 """Seconds after which no further one is diagnosed."""
 _MAX_ERROR_TEXT = 200
 """Most characters of an error's text in a note."""
@@ -159,9 +159,11 @@ def conclude(prepared: PreparedJob, options: Options) -> Diagnosis:
     run = measured.facts.run
     has_choice = options.training is not None or options.attempt is not None
     if attempts:
-        run = with_first_findings(run, {} if has_choice else _of_other_attempts(prepared, attempts, options))
+        run = with_first_findings(
+            run, {} if has_choice else _findings_of_other_attempts(prepared, attempts, options)
+        )
     if prepared.training is not None:
-        others = {} if has_choice else _of_other_trainings(prepared, options)
+        others = {} if has_choice else _findings_of_other_trainings(prepared, options)
         run = with_trainings(run, prepared.trainings, prepared.training, others)
     measured = replace(measured, facts=replace(measured.facts, run=run))
     diagnosis = with_trials(build_diagnosis(measured, options), prepared.inputs.runs)
@@ -171,7 +173,7 @@ def conclude(prepared: PreparedJob, options: Options) -> Diagnosis:
     return with_source_text(diagnosis, [run.path for run in prepared.inputs.runs])
 
 
-def _of_other_trainings(prepared: PreparedJob, options: Options) -> dict[int, str]:
+def _findings_of_other_trainings(prepared: PreparedJob, options: Options) -> dict[int, str]:
     """The first findings of the trainings that are not measured, see :func:`_first_findings`."""
 
     def alone(training: Training) -> PreparedJob:
@@ -183,7 +185,7 @@ def _of_other_trainings(prepared: PreparedJob, options: Options) -> dict[int, st
     return _first_findings({each.number: partial(alone, each) for each in others}, options)
 
 
-def _of_other_attempts(
+def _findings_of_other_attempts(
     prepared: PreparedJob, attempts: Sequence[AttemptRecord], options: Options
 ) -> dict[int, str]:
     """The first findings of the attempts that are not measured, see :func:`_first_findings`."""
@@ -203,7 +205,7 @@ def _first_findings(others: Mapping[int, Callable[[], PreparedJob]], options: Op
     begun_s = time.monotonic()
     options = replace(options, hta=False, progress=no_progress)
     for number, prepared in list(others.items())[:_MOST_OTHERS]:
-        if time.monotonic() - begun_s > _OTHERS_S:
+        if time.monotonic() - begun_s > _MAX_OTHERS_S:
             break
         try:
             measured = _measure(replace(prepared(), stopped=StopVerdict()), [], options)

@@ -150,9 +150,9 @@ def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) ->
     traces, trace_notes = _read_traces(
         runs, [path for path in others if path not in dumps.files], options, dumps, below
     )
-    whole = [trace for trace in traces if trace.meta.truncated is None]
+    complete = [trace for trace in traces if trace.meta.truncated is None]
     # Truncated traces are only used if there is nothing else to measure.
-    measured = whole if whole or any(run.logs for run in runs) else traces
+    measured = complete if complete or any(run.logs for run in runs) else traces
     if len(measured) < len(traces):
         left_out = words.count(len(traces) - len(measured), "truncated trace")
         trace_notes.insert(
@@ -307,7 +307,7 @@ def _no_such_window(runs: Sequence[_Run], number: int) -> str:
 def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
     unsaved = {folder: recover(folder) for folder in folders}
     try:
-        directories, others = _of_first_job(RunDirectory.open_all(folders, options.attempt))
+        directories, others = _runs_of_first_job(RunDirectory.open_all(folders, options.attempt))
     except UnknownAttemptError as error:
         raise UnusableInput(f"{', '.join(folders)}: {error}.") from None
     runs: list[_Run] = []
@@ -336,20 +336,22 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
     return runs
 
 
-def _of_first_job(runs: Sequence[RunDirectory]) -> tuple[list[RunDirectory], list[Note]]:
+def _runs_of_first_job(runs: Sequence[RunDirectory]) -> tuple[list[RunDirectory], list[Note]]:
     """(``runs`` without those that have a rank of an earlier one and are therefore of another job, another start of it, or a copy;
     notes on these). A folder that repeats only some ranks of an earlier one, for the same job, is kept."""
     kept: list[RunDirectory] = []
     notes: list[Note] = []
     first: dict[int, RankRecord] = {}
     for run in runs:
-        again = [record for record in run.ranks if record.rank in first]
-        is_other = any(_process(record) != _process(first[record.rank]) for record in again)
-        if again and (is_other or len(again) == len(run.ranks)):
-            who = ranks_in_words([record.rank for record in again])
+        repeated = [record for record in run.ranks if record.rank in first]
+        is_other = any(
+            _process_identity(record) != _process_identity(first[record.rank]) for record in repeated
+        )
+        if repeated and (is_other or len(repeated) == len(run.ranks)):
+            who = ranks_in_words([record.rank for record in repeated])
             notes.append(
                 Note(
-                    f"{run.path} is skipped: {who} {'was' if len(again) == 1 else 'were'} already read from another folder, and "
+                    f"{run.path} is skipped: {who} {'was' if len(repeated) == 1 else 'were'} already read from another folder, and "
                     "it is not known to be another start of that job. `ddpdoctor compare` compares two runs."
                 )
             )
@@ -359,7 +361,7 @@ def _of_first_job(runs: Sequence[RunDirectory]) -> tuple[list[RunDirectory], lis
     return kept, notes
 
 
-def _process(record: RankRecord) -> tuple[Any, ...]:
+def _process_identity(record: RankRecord) -> tuple[Any, ...]:
     """Identity of the recording process, which is the same in copies of the recording."""
     return tuple(map(record.info.get, ("host", "boot", "pid_namespace", "pid", "started_ns")))
 

@@ -114,11 +114,11 @@ def job_of(
         if ended_ns and started_ns and ended_ns >= started_ns
         else None,
         exit_code=stopped.job.code,
-        end=_end(inputs.starts[-1] if inputs.starts else [], stopped),
+        end=_end_of_job(inputs.starts[-1] if inputs.starts else [], stopped),
     )
 
 
-def _end(runs: Sequence[RunDirectory], stopped: StopVerdict) -> str | None:
+def _end_of_job(runs: Sequence[RunDirectory], stopped: StopVerdict) -> str | None:
     """Value of :attr:`.Job.end`. ``runs``: run directories of the last start."""
     if not runs:
         return None
@@ -187,7 +187,7 @@ def attempt_records(
     unrecorded = [_unrecorded(old, new) for old, new in pairwise([None, *attempts]) if new is not None]
     notes = [_unrecorded_note(count, number) for number, count in enumerate(unrecorded, 1) if count]
     if len(attempts) < 2:
-        return [], [*notes, *(_unjoined(attempts[0], runs, logs) if attempts else [])]
+        return [], [*notes, *(_unjoined_attempt_notes(attempts[0], runs, logs) if attempts else [])]
     stops = stall.stops_of(runs, [])
     records = [_record(attempt, runs, logs, stops) for attempt in attempts]
     return [
@@ -210,7 +210,9 @@ def _unrecorded_note(count: int, number: int) -> Note:
     )
 
 
-def _unjoined(attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[Note]:
+def _unjoined_attempt_notes(
+    attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog]
+) -> list[Note]:
     """A note on the only recorded ``attempt`` if the launcher may restart ranks and its command ended long after all ranks. The next
     attempt then never created its process group, so it has no recording."""
     ended_ns = max(

@@ -14,7 +14,7 @@ from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Evidence, Findin
 from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.diagnose.rule import Common, FixText, Rule
 from ddpdoctor.diagnose.verdict import RuleHit, order_findings
-from ddpdoctor.diagnose.words import for_this_job
+from ddpdoctor.diagnose.words import reworded_for_job
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.places import Where
 
@@ -265,7 +265,7 @@ class _Run:
         if "steps.mean_ms" in missing:
             raise NotMeasuredError("step times were not measured")
         if missing:
-            raise NotMeasuredError(f"not measured: {facts_view.what_is_missing(missing)}")
+            raise NotMeasuredError(f"not measured: {facts_view.missing_measurements(missing)}")
 
     def _costs(self) -> list[_Candidate]:
         """The measured costs of the rule, the costliest first."""
@@ -309,7 +309,7 @@ class _Run:
         run = self.tree["run"]
         once_s = None if rule.costs_s is None else self._amount("costs_s", rule.costs_s)
         costs_s = self._recurring_s() if once_s is None else once_s
-        persistence, steps = self._when()
+        persistence, steps = self._occurrence()
         # If steps are not marked, there is no speed-up of a step.
         marked = self.tree["steps"]["marked"] is not False
         return Finding(
@@ -340,7 +340,7 @@ class _Run:
             read_more=rule.read_more,
         )
 
-    def _when(self) -> tuple[str | None, list[int] | None]:
+    def _occurrence(self) -> tuple[str | None, list[int] | None]:
         """(persistence, [first, last] of the steps in which the cost occurs; None for all steps)."""
         event = facts_view.lookup(self.tree, self.rule.event) if self.rule.event else None
         if event is not None:
@@ -445,7 +445,7 @@ class _Run:
                 continue
             means = words.render(entry.means, names) if entry.means else facts_view.short_label(path)
             unit = entry.unit if entry.unit is not None else facts_view.unit_of(path)
-            found.append(Evidence(path, value, for_this_job(unit, names), for_this_job(means, names)))
+            found.append(Evidence(path, value, reworded_for_job(unit, names), reworded_for_job(means, names)))
         return found
 
     def _fixes(self, names: dict[str, Any]) -> list[Fix]:
@@ -489,5 +489,5 @@ def _fix(fix: FixText, names: dict[str, Any], common: Common) -> Fix:
         settings={name: words.render(text, names) for name, text in fix.settings.items()},
     )
     settings = found.settings or {name: words.render(text, names) for name, text in fix.in_frameworks.items()}
-    in_words = frameworks.in_words_of(common.frameworks, found, settings, fix.title, names)
-    return in_words or frameworks.in_hook(common.frameworks, found, names["where"])
+    in_words = frameworks.as_framework_settings(common.frameworks, found, settings, fix.title, names)
+    return in_words or frameworks.with_hook_variables(common.frameworks, found, names["where"])

@@ -82,7 +82,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     calls: list[FrameworkCall] = []
 
 
-class InFramework(NamedTuple):
+class FrameworkVersion(NamedTuple):
     """A framework through which a line called torch, and its version, "" if unknown."""
 
     framework: Framework
@@ -142,7 +142,7 @@ def _names_of(
 ) -> dict[str, Any]:
     found = called_through(frameworks, where, job)
     if found is None:
-        return _around(frameworks, where, job)
+        return _names_in_framework_call(frameworks, where, job)
     through, framework = where["through"], found.framework
     own = [frame for frame in through if _framework_of(frameworks, frame["file"]) is framework]
     calls = ((call, frame) for frame in through if (call := _call_of(found, frame)) is not None)
@@ -155,10 +155,14 @@ def _names_of(
         **({} if call is None else _row_names(found, call)),
         **_part_of(found, frame, job),
     }
-    return names | _own_call(framework, where, frame if call else through[-1]) if names["in_loop"] else names
+    return (
+        names | _names_of_hook_call(framework, where, frame if call else through[-1])
+        if names["in_loop"]
+        else names
+    )
 
 
-def _around(
+def _names_in_framework_call(
     frameworks: Sequence[Framework], where: Mapping[str, Any], job: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Values of :data:`NAMES` for a line in, or called by, a function in a framework's ``calls``, such as its evaluation."""
@@ -171,13 +175,13 @@ def _around(
     return dict(NAMES) if found is None or call is None else dict(NAMES) | _row_names(found, call)
 
 
-def _call_of(found: InFramework, frame: Mapping[str, Any]) -> FrameworkCall | None:
+def _call_of(found: FrameworkVersion, frame: Mapping[str, Any]) -> FrameworkCall | None:
     """The entry of the framework's ``calls`` for the function of a frame."""
     calls = (each for each in found.framework.calls if _is_named(frame, each.function))
-    return next((each for each in calls if _is_in(found.version, each.since, None)), None)
+    return next((each for each in calls if _is_in_range(found.version, each.since, None)), None)
 
 
-def _part_of(found: InFramework, frame: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+def _part_of(found: FrameworkVersion, frame: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
     """``name`` and ``version`` of the framework, or of the package in its :attr:`Framework.parts` that contains a frame."""
     package = _INSTALLED.sub("", frame["file"]).replace("\\", "/").partition("/")[0]
     if package not in found.framework.parts:
@@ -188,7 +192,7 @@ def _part_of(found: InFramework, frame: Mapping[str, Any], job: Mapping[str, Any
     }
 
 
-def _row_names(found: InFramework, call: FrameworkCall) -> dict[str, Any]:
+def _row_names(found: FrameworkVersion, call: FrameworkCall) -> dict[str, Any]:
     return {
         "name": found.framework.name,
         "version": found.version,
@@ -203,7 +207,9 @@ def _is_named(frame: Mapping[str, Any], name: str) -> bool:
     return f".{function}".endswith(f".{name}") or function == name.rpartition(".")[2]
 
 
-def _own_call(framework: Framework, where: Mapping[str, Any], called: Mapping[str, Any]) -> dict[str, Any]:
+def _names_of_hook_call(
+    framework: Framework, where: Mapping[str, Any], called: Mapping[str, Any]
+) -> dict[str, Any]:
     """Changed :data:`NAMES` if a user's hook calls that function of the framework: the user's call is then the line to change."""
     if loop_in([each["file"] for each in where.get("callers", ())]) is None or framework.step is None:
         return {}
@@ -218,7 +224,7 @@ def _own_call(framework: Framework, where: Mapping[str, Any], called: Mapping[st
 _STEP, _RANK = re.compile(r"\bstep %"), re.compile(r"\brank (?:==|in) ")
 
 
-def in_hook(frameworks: Sequence[Framework], fix: Fix, where: Sequence[Mapping[str, Any]]) -> Fix:
+def with_hook_variables(frameworks: Sequence[Framework], fix: Fix, where: Sequence[Mapping[str, Any]]) -> Fix:
     """The fix, with definitions of ``step`` and ``rank`` if its code uses them and a framework's loop calls the first line's function."""
     files = [each["file"] for each in where[0].get("callers", ())] if where else []
     loop = loop_in(files)
@@ -255,7 +261,7 @@ _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]", re.DOTALL)
 
 def called_through(
     frameworks: Sequence[Framework], where: Mapping[str, Any] | None, job: Mapping[str, Any]
-) -> InFramework | None:
+) -> FrameworkVersion | None:
     """The framework through which a user's line calls torch; None if it calls torch itself, or a framework not in the table."""
     through = (where or {}).get("through") or ()
     imported = job.get("frameworks") or {}
@@ -264,7 +270,7 @@ def called_through(
         framework = _framework_of(frameworks, frame["file"])
         if framework is not None:
             version = next((imported[name] for name in framework.packages if imported.get(name)), "")
-            return InFramework(framework, version)
+            return FrameworkVersion(framework, version)
     return None
 
 
@@ -273,7 +279,7 @@ def _framework_of(frameworks: Sequence[Framework], path: str) -> Framework | Non
     return next((each for each in frameworks if any(map(file.startswith, each.files))), None)
 
 
-def _is_in(version: str, since: str | None, before: str | None) -> bool:
+def _is_in_range(version: str, since: str | None, before: str | None) -> bool:
     """Whether a version is in a range; True if it is unknown."""
     if not version:
         return True
@@ -282,7 +288,7 @@ def _is_in(version: str, since: str | None, before: str | None) -> bool:
     )
 
 
-def in_words_of(
+def as_framework_settings(
     frameworks: Sequence[Framework],
     fix: Fix,
     settings: Mapping[str, str],
@@ -308,19 +314,19 @@ def in_words_of(
     target = found.framework.objects[rows[0].object]
     form = words.render_snippet(target.form, {**tree, "arguments": arguments})
     # The line of the constructor is in the framework, and is not the line to change.
-    nowhere = {name: tree[name] | {"where": None} for name in ("ddp", "loader")} | {"where": []}
+    without_lines = {name: tree[name] | {"where": None} for name in ("ddp", "loader")} | {"where": []}
     return msgspec.structs.replace(
         fix,
-        title=f"{words.render(title, {**tree, **nowhere})} ({found.framework.name}: {rows[0].object}({arguments}))",
+        title=f"{words.render(title, {**tree, **without_lines})} ({found.framework.name}: {rows[0].object}({arguments}))",
         snippet="\n".join([*(row.imports for row in rows if row.imports), form]),
         docs=[rows[0].source, *fix.docs],
         changed_at=target.calls,
     )
 
 
-def _row(found: InFramework, setting: str) -> FrameworkSetting | None:
+def _row(found: FrameworkVersion, setting: str) -> FrameworkSetting | None:
     rows = (row for row in found.framework.settings if row.setting == setting)
-    return next((row for row in rows if _is_in(found.version, row.since, row.before)), None)
+    return next((row for row in rows if _is_in_range(found.version, row.since, row.before)), None)
 
 
 def _arguments(

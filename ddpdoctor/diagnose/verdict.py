@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ANY = "*"
 """As an effect's rule: any finding that has a cost and is at least a warning."""
 
-MANY_TIMES = 4.0
+BOUND_DISCOUNT = 4.0
 """A bound precedes a measured cost if it is more than this multiple of it."""
 
 
@@ -67,7 +67,7 @@ def order_findings(
     # Rules that any finding can explain come last, because they get the root cause.
     for entry in sorted(by_cost, key=lambda hit: any(effect.rule == ANY for effect in hit.rule.effects)):
         for other in by_cost:
-            if other is not entry and not _follows(other.rule.id, entry.rule.id, causes):
+            if other is not entry and not _is_effect_of(other.rule.id, entry.rule.id, causes):
                 try:
                     explained = any(_explains(effect, other, entry, context) for effect in entry.rule.effects)
                 except Exception as error:  # if its condition is invalid, the finding has no cause
@@ -113,7 +113,7 @@ def _weights(
 def _discount(finding: Finding) -> float:
     """Divisor of a finding's loss in the sort order: larger for an upper bound or an estimate, and for a cost that may be zero."""
     is_bound = finding.at_most or finding.estimated
-    return MANY_TIMES**is_bound * MANY_TIMES ** includes_zero(finding)
+    return BOUND_DISCOUNT**is_bound * BOUND_DISCOUNT ** includes_zero(finding)
 
 
 def includes_zero(finding: Finding) -> bool:
@@ -140,7 +140,7 @@ def _explains(effect: Effect, cause: RuleHit, entry: RuleHit, context: Mapping[s
     elif cause.capped_to_info and cause.from_short_window and entry.finding.severity != "info":
         # Outlier steps of a short window do not explain a cost in all its steps.
         return False
-    elif includes_zero(cause.finding) and _surely_more(entry.finding, cause.finding):
+    elif includes_zero(cause.finding) and _is_surely_costlier(entry.finding, cause.finding):
         return False
     if effect.when is None:
         return True
@@ -148,7 +148,7 @@ def _explains(effect: Effect, cause: RuleHit, entry: RuleHit, context: Mapping[s
     return evaluate(effect.when, names) is True
 
 
-def _surely_more(finding: Finding, other: Finding) -> bool:
+def _is_surely_costlier(finding: Finding, other: Finding) -> bool:
     """Whether the whole interval of a cost is above the other's cost per step."""
     ends_ms, other_ms = finding.costs_ms_per_step_range, other.costs_ms_per_step
     return ends_ms is not None and other_ms is not None and ends_ms[0] > other_ms
@@ -161,7 +161,7 @@ def _root(rule_id: str, causes: Mapping[str, str]) -> str:
     return rule_id
 
 
-def _follows(rule_id: str, other_id: str, causes: Mapping[str, str]) -> bool:
+def _is_effect_of(rule_id: str, other_id: str, causes: Mapping[str, str]) -> bool:
     """Whether ``rule_id`` is a direct or indirect effect of ``other_id``."""
     seen: str | None = rule_id
     while seen is not None:

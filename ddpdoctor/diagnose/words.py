@@ -59,7 +59,7 @@ _NAME = re.compile(r"[\w.:<>]+")
 """An operation's name that needs no quotation marks in a sentence."""
 _ROUNDS_TO_ZERO_BELOW = 0.005
 _MIN_DIFFERENCE = 0.2
-_NOTHING = 0.01
+_MIN_SAVING_SHARE = 0.01
 """A saving below this share of the cost counts as none."""
 
 
@@ -94,22 +94,22 @@ def ranks(culprits: Sequence[int] | None, job: Mapping[str, Any] | None = None) 
     """[1] -> "rank 1", [1, 3, 5] -> "ranks 1, 3 and 5", [0, 8, 9, 10] -> "ranks 0 and 8 to 10". None -> "all ranks", or "all 5 recorded
     ranks" if not all ranks of the ``job`` were recorded. Long lists are truncated."""
     if not culprits:
-        return _all_of(job or {})
+        return _all_recorded_ranks(job or {})
     return ranks_in_words(culprits)
 
 
 def verb(culprits: Sequence[int] | None, one: str, many: str, job: Mapping[str, Any] | None = None) -> str:
     """Return ``one`` or ``many``, whichever agrees with the text of :func:`ranks`."""
-    return one if (len(culprits) == 1 if culprits else _is_one(job or {})) else many
+    return one if (len(culprits) == 1 if culprits else _is_single_rank(job or {})) else many
 
 
 def all_ranks(job: Mapping[str, Any], many: str, one: str) -> str:
     """All recorded ranks and a verb: "All ranks wait", "All 5 recorded ranks wait", "The recorded rank waits", or for a job of
     one rank "The training process waits"."""
-    return sentence(f"{_all_of(job)} {one if _is_one(job) else many}")
+    return sentence(f"{_all_recorded_ranks(job)} {one if _is_single_rank(job) else many}")
 
 
-def _all_of(job: Mapping[str, Any]) -> str:
+def _all_recorded_ranks(job: Mapping[str, Any]) -> str:
     """Noun phrase for all recorded ranks; their number may be unknown."""
     seen, world = job.get("ranks_seen") or 0, job.get("world_size")
     if world == 1:
@@ -121,7 +121,7 @@ def _all_of(job: Mapping[str, Any]) -> str:
     return "both recorded ranks" if seen == 2 else f"all {seen:.0f} recorded ranks"
 
 
-def _is_one(job: Mapping[str, Any]) -> bool:
+def _is_single_rank(job: Mapping[str, Any]) -> bool:
     return job.get("world_size") == 1 or job.get("ranks_seen") == 1
 
 
@@ -154,7 +154,7 @@ def others(culprits: Sequence[int] | None) -> str:
 
 def line(where: Any) -> str:
     """A Where as "train.py:57 in main" without the folder; of several, the first one run by the rank itself; "" if there is none."""
-    where = _ranks_first(where)
+    where = _first_own_line(where)
     if not isinstance(where, Mapping):
         return ""
     function = _COMPREHENSION.sub("", where.get("function") or "")
@@ -171,7 +171,7 @@ _COMPREHENSION = re.compile(r"(?:\.<locals>\.<(?:genexpr|\w+comp)>)+$")
 """Suffix that a generator expression or comprehension adds to its function's name."""
 
 
-def _ranks_first(where: Any) -> Any:
+def _first_own_line(where: Any) -> Any:
     """Of several lines, the first one run by the rank itself, not by a worker of its loader, or else the first one."""
     if not isinstance(where, Sequence) or isinstance(where, str):
         return where
@@ -186,18 +186,18 @@ def file_and_line(where: Mapping[str, Any]) -> str:
 def call(where: Any) -> Any:
     """The line to edit to do the work at ``where`` less often: the outermost of its recorded callers in the training loop, or else the line
     itself; None without a line. Of several lines, the first one run by the rank itself is used."""
-    where = _ranks_first(where)
+    where = _first_own_line(where)
     if not isinstance(where, Mapping):
         return None
-    way = [where, *where.get("callers", ())]
-    return way[place_in_loop([line["file"] for line in way])]
+    stack = [where, *where.get("callers", ())]
+    return stack[place_in_loop([line["file"] for line in stack])]
 
 
 def in_forward(where: Any) -> bool:
     """Whether a Where, or the first of several, is in a function named forward or called from one: its work is part of a model."""
-    where = _ranks_first(where)
-    way = [where, *where.get("callers", ())] if isinstance(where, Mapping) else []
-    return any(each["function"].rpartition(".")[2] == "forward" for each in way)
+    where = _first_own_line(where)
+    stack = [where, *where.get("callers", ())] if isinstance(where, Mapping) else []
+    return any(each["function"].rpartition(".")[2] == "forward" for each in stack)
 
 
 def at(where: Any, operation: str | None = None) -> str:
@@ -263,7 +263,7 @@ def beside_others(cost: Mapping[str, Any]) -> str:
     )
     if not whole or alone is None or remaining is None or remaining - alone < _MIN_DIFFERENCE * whole:
         return ""
-    saves = "nothing" if alone < _NOTHING * whole else f"{ms(alone)} per step"
+    saves = "nothing" if alone < _MIN_SAVING_SHARE * whole else f"{ms(alone)} per step"
     return (
         f" Other ranks are late for other reasons, too. Fixing this first saves {saves}; fixing it last saves {ms(remaining)} per step. "
         "The cost given is its part of what fixing all of them saves."
@@ -338,7 +338,7 @@ def preparation(loader: Mapping[str, Any]) -> str:
     return text
 
 
-_FAR_MORE = 10.0
+_MAX_BATCH_MULTIPLE = 10.0
 """From this multiple of the batch, the free memory is not expressed in batches: other limits apply first."""
 
 
@@ -350,7 +350,7 @@ def headroom(memory: Mapping[str, Any]) -> str:
     if times is None:
         return f" {size(free)} of memory a rank, {percent(share)}, was never used."
     left = f" {size(free)} of memory, {percent(share)}, was never used on the fullest rank's device"
-    if times >= _FAR_MORE:
+    if times >= _MAX_BATCH_MULTIPLE:
         return f"{left}: memory does not limit the batch."
     return f"{left}: room for at most {number(int(10 * times) / 10)} times the batch."
 
@@ -423,7 +423,7 @@ def check_template(template: str) -> None:
 
 def render(template: str, names: Mapping[str, Any]) -> str:
     """Render prose: keeps paragraphs, collapses other white space. Raises jinja2.TemplateError."""
-    text = for_this_job(_fill(template, names), names)
+    text = reworded_for_job(_fill(template, names), names)
     paragraphs = (_ARTICLE.sub(r"\1n", " ".join(part.split())) for part in text.split("\n\n"))
     return "\n\n".join(part for part in paragraphs if part)
 
@@ -490,7 +490,7 @@ _OF_RECORDING = (
 )
 
 
-def for_this_job(text: str, names: Mapping[str, Any]) -> str:
+def reworded_for_job(text: str, names: Mapping[str, Any]) -> str:
     """``text`` of a rule, worded for many ranks and steps, reworded for a job of two ranks, one recorded rank, one measured step, or a
     recording without step marks."""
     job, steps = names.get("job") or {}, names.get("steps") or {}

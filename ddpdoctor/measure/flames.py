@@ -55,7 +55,7 @@ def samples_in(samples: Samples, position: int, numbers: Collection[int]) -> Ste
     """The samples of the rank at ``position`` in the steps ``numbers``."""
     of_rank = samples.ranks[position]
     steps = of_rank.steps_of(numbers)
-    weights = samples.weights(position, of_rank.in_steps(steps)).at_random
+    weights = samples.weights(position, of_rank.in_steps(steps)).without_bursts
     lengths_ns = of_rank.lengths_ns[steps]
     mean_ms = float(lengths_ns.mean()) / 1e6 if len(lengths_ns) else 0.0
     return StepSamples(samples.by_stack(weights, whole=True), len(lengths_ns), mean_ms)

@@ -57,7 +57,7 @@ from ddpdoctor.measure.sourcelines import (
     SourceLines,
     WindowSourceLines,
     WorkersWork,
-    led_by_workers,
+    with_worker_lines,
     with_workers,
     work_of_workers,
 )
@@ -218,7 +218,7 @@ def _with_workers(costs: Costs, logs: Sequence[RankLog], works: Mapping[int, Wor
     led = {}
     for path in ("shared.data", "late.data"):
         if (cost := costs.get(path)) is not None:
-            led[path] = led_by_workers(cost, _of_slowest(logs, works, cost.ranks))
+            led[path] = with_worker_lines(cost, _of_slowest(logs, works, cost.ranks))
     return costs | led
 
 

@@ -41,7 +41,7 @@ def attempt_end(
     ranks = seen.ranks.values()
     has_failed = any(each.raised or each.signal or each.code for each in ranks)
     job = JobEnd(over=True, complete=True, code=1 if has_failed else 0)
-    facts = of_run(msgspec.structs.replace(seen, job=job, asked=None, hangs=False, killed=False)).facts
+    facts = of_run(msgspec.structs.replace(seen, job=job, end_request=None, hangs=False, killed=False)).facts
     found = ((name, getattr(facts, name)) for name in facts.__struct_fields__)
     name, cause = next(((name, each) for name, each in found if isinstance(each, StopFacts)), ("", None))
     # A launcher ends its ranks when others join or leave.

@@ -22,11 +22,11 @@ from ddpdoctor.rundir.ends import JobEnd
 if TYPE_CHECKING:
     from .recording import Recording
 
-_NAMED = re.compile(r"(?:.*[^0-9])?(?<!_-)(\d{1,7})(?:\.(?:json|pkl|pickle|bin))?", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(r"(?:.*[^0-9])?(?<!_-)(\d{1,7})(?:\.(?:json|pkl|pickle|bin))?", re.IGNORECASE)
 """``_dump_9``, ``nccl_trace_rank_9``, ``rank9.json``: the last number is the rank; ``_dump_-1`` has none."""
-_MEANT = re.compile(r"dump|trace|flight|nccl|(?:^|[^a-z])fr[_-]|rank", re.IGNORECASE)
+_DUMP_NAME = re.compile(r"dump|trace|flight|nccl|(?:^|[^a-z])fr[_-]|rank", re.IGNORECASE)
 """Parts of the names of dumps. A pickle with another name is not read as a dump."""
-_DUMP = re.compile(r"dump|flight|nccl", re.IGNORECASE)
+_CERTAIN_DUMP_NAME = re.compile(r"dump|flight|nccl", re.IGNORECASE)
 """Names for which a note is written even if the file is not regular (a FIFO, a broken link)."""
 _HEAD_BYTES = 1 << 16
 _JSON_MARKS = (b'"collective_seq_id"', b'"pg_config"', b'"record_id"', b'"nccl_version"', b'"pg_status"')
@@ -77,7 +77,7 @@ def find_dumps(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = No
     for path in paths:
         for file in _files(path, below or {}):
             rank = _rank_of(Path(file).name)
-            if rank is None or not _looks_like_one(file):
+            if rank is None or not _looks_like_dump(file):
                 continue
             from .recording import read_dump
 
@@ -94,7 +94,7 @@ def find_dumps(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = No
 
 
 def _rank_of(name: str) -> int | None:
-    found = _NAMED.fullmatch(name)
+    found = _RANK_IN_NAME.fullmatch(name)
     return int(found[1]) if found else None
 
 
@@ -105,19 +105,21 @@ def _files(path: str, below: Mapping[str, FilesBelow]) -> Iterator[str]:
         yield from (file for file in found if os.path.isfile(file))  # noqa: PTH113
         return
     for file in (below.get(path) or files_below(path)).files:
-        if os.path.isfile(file) or _DUMP.search(Path(file).name):  # noqa: PTH113
+        if os.path.isfile(file) or _CERTAIN_DUMP_NAME.search(Path(file).name):  # noqa: PTH113
             yield file
 
 
-def _looks_like_one(file: str) -> bool:
+def _looks_like_dump(file: str) -> bool:
     if not os.path.isfile(file):  # noqa: PTH113
         return True
-    meant = _MEANT.search(Path(file).name) is not None
+    has_dump_name = _DUMP_NAME.search(Path(file).name) is not None
     try:
         with open(file, "rb") as source:  # noqa: PTH123
             head = source.read(_HEAD_BYTES)
     except OSError:
-        return meant and _DUMP.search(Path(file).name) is not None  # read_dump reports why it cannot be read
+        return (
+            has_dump_name and _CERTAIN_DUMP_NAME.search(Path(file).name) is not None
+        )  # read_dump reports why it cannot be read
     if not head or PICKLE.match(head):
-        return meant
+        return has_dump_name
     return head.lstrip()[:1] in (b"{", b"[") and any(mark in head for mark in _JSON_MARKS)

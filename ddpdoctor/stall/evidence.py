@@ -19,19 +19,19 @@ from ddpdoctor.rundir.packages import fatal_signal, faulting_thread, first_threa
 from ddpdoctor.rundir.stepevents import LONG_PHASES, Phase, waits_for_others
 from ddpdoctor.rundir.stops import End, HostStop, RankStop, Standstill, Stops, launches_of, read_stops
 
-from .calls import Call, calls_of, with_open_ones
+from .calls import Call, calls_of, with_open_calls
 from .recording import (
     DEFAULT_DESCRIPTION,
     GroupKey,
     Recording,
-    is_users,
+    is_user_line,
     lines_of,
     place_of,
     read_dump,
     stack_of,
 )
 
-_STEP = f"{{{LineField.STEP.key}".encode()
+_STEP_PREFIX = f"{{{LineField.STEP.key}".encode()
 
 
 def last_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[RankRecord]:
@@ -55,22 +55,22 @@ def last_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[
 
 def _has_steps(record: RankRecord) -> bool:
     try:
-        return any(line.startswith(_STEP) for line in record.lines(STEPS_FILE))
+        return any(line.startswith(_STEP_PREFIX) for line in record.lines(STEPS_FILE))
     except OSError:
         return False
 
 
 def rows_by_rank(
-    hosts: Sequence[HostStop], document: str, rows: str, pids: Mapping[int, Any], before: set[Any]
+    hosts: Sequence[HostStop], document: str, rows: str, pids: Mapping[int, Any], other_pids: set[Any]
 ) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
-    """(rows by rank of processes ``pids`` or of unknown processes, rows of other attempts). ``before``: process ids of other attempts."""
+    """(rows by rank of processes ``pids`` or unknown processes, rows of other attempts). ``other_pids``: process ids of other attempts."""
     found, others = dict[int, dict[str, Any]](), list[dict[str, Any]]()
     for host in hosts:
         for row in (getattr(host, document) or {}).get(rows) or ():
             if not isinstance(row.get("rank"), int):
                 continue
             pid = row.get("pid")
-            if pid == pids.get(row["rank"]) or (pids.get(row["rank"]) is None and pid not in before):
+            if pid == pids.get(row["rank"]) or (pids.get(row["rank"]) is None and pid not in other_pids):
                 found[row["rank"]] = row | {"host": host.host}
             else:
                 others.append(row | {"host": host.host})
@@ -90,7 +90,7 @@ def end_by_launcher(record: RankRecord, launches: Sequence[Mapping[str, Any]]) -
 
 
 _BY_EXCEPTION = (End.EXCEPTION, End.RAISING)
-_GOES_ON = LONG_PHASES | {Phase.DEBUGGER}
+_UNLIMITED_PHASES = LONG_PHASES | {Phase.DEBUGGER}
 """Phases that may take any length of time."""
 
 
@@ -152,7 +152,7 @@ class RankEvidence(msgspec.Struct, frozen=True):
         return self.gone_ns is not None
 
     @property
-    def keeps_lock(self) -> bool:
+    def holds_gil(self) -> bool:
         """Whether faulthandler's output shows that a thread holds the GIL."""
         return says_gil_is_held(self.faults)
 
@@ -163,7 +163,7 @@ class RunEvidence(msgspec.Struct, frozen=True):
     ranks: dict[int, RankEvidence]
     hangs: bool
     """Whether the job hung, not only in a phase that takes long."""
-    lasts: bool = False
+    still_hangs: bool = False
     """Whether it still hung at the last poll."""
     detected_ns: int | None = None
     since_s: float | None = None
@@ -177,11 +177,11 @@ class RunEvidence(msgspec.Struct, frozen=True):
     """By rank, errors of programs that NVML counted on its device (epoch ns, text): of the rank or of another process on it."""
     looked_ns: int | None = None
     """Time of the last poll during the hang, epoch ns."""
-    asked: Asked | None = None
+    end_request: EndRequest | None = None
     """How it was ended from outside."""
     killed: bool = False
     """Whether it was killed together with its launcher, which did not record an end."""
-    by_option: bool = False
+    ended_by_option: bool = False
     """Whether its launcher ended it because it hung."""
     earlier: Sequence[Mapping[str, Any]] = ()
     """Rows of ``ends.json`` of earlier attempts' ranks that did not end in order."""
@@ -189,9 +189,9 @@ class RunEvidence(msgspec.Struct, frozen=True):
     @property
     def exit_code(self) -> int | None:
         """The job's exit code; None if it was ended from outside."""
-        return None if self.asked else self.job.code
+        return None if self.end_request else self.job.code
 
-    def stood(self, each: RankEvidence) -> bool:
+    def existed_in_hang(self, each: RankEvidence) -> bool:
         """Whether a rank still existed when the hang was detected. A later end was caused by a watchdog or a user."""
         late = each.gone_ns is not None and self.detected_ns is not None and each.gone_ns > self.detected_ns
         return self.hangs and (late or not each.is_gone)
@@ -234,16 +234,16 @@ def evidence_of(
     own = {record.rank: record for record in records}
     steps = {log.rank: log for log in logs if not records or log.record.path in paths}
     pids = {record.rank: record.info.get("pid") for record in records}
-    before = {each.info.get("pid") for each in others}
-    seen, _ = rows_by_rank(hosts, "stall", "ranks", pids, before)
-    ended, rows_of_others = rows_by_rank(hosts, "ends", "ends", pids, before)
+    other_pids = {each.info.get("pid") for each in others}
+    seen, _ = rows_by_rank(hosts, "stall", "ranks", pids, other_pids)
+    ended, rows_of_others = rows_by_rank(hosts, "ends", "ends", pids, other_pids)
     for record in records:
         row = ended.get(record.rank, {})
         if row.get("code") is None and row.get("signal") is None:
             ended[record.rank] = row | end_by_launcher(record, launches)
     all_ranks = sorted({*by_rank, *own, *steps, *seen, *ended})
     ranks = {
-        rank: _of(
+        rank: _rank_evidence(
             rank,
             own.get(rank),
             by_rank.get(rank),
@@ -256,15 +256,15 @@ def evidence_of(
     }
     stalls = [host.stall for host in hosts if host.stall]
     killed = job.killed and not any(is_running(record.info) for record in records)
-    since_s = _stood_s(stalls, ranks, logs, killed=killed)
+    since_s = _hang_s(stalls, ranks, logs, killed=killed)
     states = [stall.get("state") for stall in stalls]
     known = [each.step for each in ranks.values() if each.step is not None]
-    all_well = not any(each.raised or (each.is_gone and not each.in_order) for each in ranks.values())
-    asked = asked_to_end(job, records, hosts, began_ns, all_well=all_well)
+    all_in_order = not any(each.raised or (each.is_gone and not each.in_order) for each in ranks.values())
+    asked = asked_to_end(job, records, hosts, began_ns, all_in_order=all_in_order)
     return RunEvidence(
         ranks,
         hangs=since_s is not None,
-        lasts=Standstill.LASTS in states and not job.over and not killed,
+        still_hangs=Standstill.LASTS in states and not job.over and not killed,
         detected_ns=min((s["detected_ns"] for s in stalls if s.get("detected_ns")), default=None),
         since_s=since_s,
         step=max(known, default=None),
@@ -274,14 +274,14 @@ def evidence_of(
         devices=devices or {},
         programs=programs or {},
         looked_ns=max((s["looked_ns"] for s in stalls if s.get("looked_ns")), default=None),
-        asked=asked,
+        end_request=asked,
         earlier=[row for row in rows_of_others if not row.get("in_order")],
         killed=killed,
-        by_option=Standstill.KILLED in states,
+        ended_by_option=Standstill.KILLED in states,
     )
 
 
-def _of(
+def _rank_evidence(
     rank: int,
     record: RankRecord | None,
     stop: RankStop | None,
@@ -347,7 +347,7 @@ def _of(
         oom_kills=int(ended.get("oom_kills") or 0),
         faults=faults,
         recording=_recording(rank, info, stop, newest, notes),
-        calls=with_open_ones(calls_of(stop.calls if stop else (), log, _groups_of(info)), groups),
+        calls=with_open_calls(calls_of(stop.calls if stop else (), log, _groups_of(info)), groups),
     )
 
 
@@ -382,7 +382,7 @@ def _last_sampled(log: RankLog | None) -> Where | None:
     if log is None or not len(log.samples) or (log.steps and log.samples[-1, 0] < log.steps[0].end_ns):
         return None
     seen = log.sample_where.get(int(log.samples[-1, 1]))
-    return seen if seen is not None and is_users(seen) else None
+    return seen if seen is not None and is_user_line(seen) else None
 
 
 def _next_step(log: RankLog | None) -> int | None:
@@ -433,7 +433,7 @@ def _groups_of(info: Mapping[str, Any]) -> dict[str, GroupKey]:
     return found
 
 
-def _stood_s(
+def _hang_s(
     stalls: Sequence[Mapping[str, Any]],
     ranks: Mapping[int, RankEvidence],
     logs: Sequence[RankLog],
@@ -453,19 +453,19 @@ def _stood_s(
     if not killed or not ranks:
         return None
     longest = max((step.length_ns / 1e9 for log in logs for step in log.steps), default=0.0)
-    going_on = any(each.phase in _GOES_ON for each in ranks.values())
+    going_on = any(each.phase in _UNLIMITED_PHASES for each in ranks.values())
     if going_on or not stood_s or max(stood_s) < max(_LEAST_SILENCE_S, _LEAST_SILENT_STEPS * longest):
         return None
     return max(stood_s)
 
 
-_ENDING = POLITE | {signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGKILL}
+_END_SIGNALS = POLITE | {signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGKILL}
 """Signals that end a job from outside, including those of resource limits and SIGKILL."""
-_SHELL = 128
+_SHELL_EXIT_OFFSET = 128
 """A shell's exit code for a signal is its number plus this."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class EndRequest(msgspec.Struct, frozen=True):
     """A request from outside to end the job."""
 
     signal: int | None
@@ -475,21 +475,26 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def asked_to_end(
-    job: JobEnd, records: Sequence[RankRecord], hosts: Sequence[HostStop], began_ns: int, *, all_well: bool
-) -> Asked | None:
+    job: JobEnd,
+    records: Sequence[RankRecord],
+    hosts: Sequence[HostStop],
+    began_ns: int,
+    *,
+    all_in_order: bool,
+) -> EndRequest | None:
     """How the job was ended from outside, from the launcher's record or the exit status; None if it was not. The exit status alone is not
-    enough: torchrun exits with 1 after any signal. A signal did not end the job if all ranks ended in order (``all_well``) with exit code
-    0, or if a further attempt began (``began_ns``) after it."""
+    enough: torchrun exits with 1 after any signal. A signal did not end the job if all ranks ended in order (``all_in_order``) with exit
+    code 0, or if a further attempt began (``began_ns``) after it."""
     heard = [
-        Asked(host.asked["signal"], host.asked.get("at_ns"))
+        EndRequest(host.asked["signal"], host.asked.get("at_ns"))
         for host in hosts
         if host.asked and host.asked.get("signal") is not None
         if (host.asked.get("at_ns") or began_ns) >= began_ns
     ]
-    if heard and not (job.code == 0 and all_well):
+    if heard and not (job.code == 0 and all_in_order):
         return min(heard, key=lambda each: each.at_ns or 0)
-    sent = _ENDING & {job.signal, (job.code or 0) - _SHELL, -(job.code or 0)}
+    sent = _END_SIGNALS & {job.signal, (job.code or 0) - _SHELL_EXIT_OFFSET, -(job.code or 0)}
     if sent:
-        return Asked(int(min(sent)))
+        return EndRequest(int(min(sent)))
     killed = job.killed and records and all(is_running(record.info) is False for record in records)
-    return Asked(None) if killed else None
+    return EndRequest(None) if killed else None

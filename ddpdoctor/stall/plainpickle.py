@@ -15,11 +15,11 @@ MOST_CONTAINERS = 2 << 20
 """Most lists, tuples and dicts of a dump, pickled or in JSON. An empty one takes one byte in a file and sixty in memory."""
 _MOST_VALUES = 20_000_000
 """Most opcodes, and most values of the result; shared values are counted at each reference."""
-_LETTERS_A_VALUE = 256
+_CHARACTERS_PER_VALUE = 256
 """Characters of a string that count as one value."""
 
 _MARK = object()
-_CALLS = {
+_REFUSED_OPCODES = {
     **dict.fromkeys((0x63, 0x93, 0x69), "it names a class or a function"),
     **dict.fromkeys((0x52, 0x81, 0x92, 0x62, 0x6F), "it asks for a call"),
     **dict.fromkeys((0x50, 0x51), "it refers to something outside the file"),
@@ -33,8 +33,8 @@ _CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False}
 _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
 _MOST_DIGITS_BYTES = 8
 """Longest integer, in bytes."""
-_HOLDERS = (list, tuple, dict)
-_MORE = "it holds more values than any flight recorder keeps"
+_CONTAINERS = (list, tuple, dict)
+_TOO_MANY_VALUES = "it holds more values than any flight recorder keeps"
 _BINGET, _LONG_BINGET, _BINPUT, _LONG_BINPUT, _MEMOIZE = 0x68, 0x6A, 0x71, 0x72, 0x94
 _LENGTHS = {0x58: struct.Struct("<I"), 0x8C: struct.Struct("<B"), 0x8D: struct.Struct("<Q")}
 """Opcode of a string → format of its length."""
@@ -64,7 +64,7 @@ def read_plain(data: bytes) -> Any:
     try:
         value, is_shared = _value(data)
         if is_shared:
-            _weigh(value)
+            _check_weight(value)
         return value
     except (IndexError, struct.error):
         raise NotPlainError("it is cut off") from None
@@ -82,7 +82,7 @@ def _value(data: bytes) -> tuple[Any, bool]:  # noqa: C901
         code = data[at]
         at += 1
         if code == _BINGET:
-            stack.append(memo.again(data[at]))
+            stack.append(memo.reference(data[at]))
             at += 1
         elif code == _POP_MARK:
             stack.append(_MARK)
@@ -99,7 +99,7 @@ def _value(data: bytes) -> tuple[Any, bool]:  # noqa: C901
             values = _since_mark(stack)
             list.extend(stack[-1], values)
         elif code == _LONG_BINGET:
-            stack.append(memo.again(_WORD(data, at)[0]))
+            stack.append(memo.reference(_WORD(data, at)[0]))
             at += 4
         elif code == _LONG_BINPUT:
             memo[_WORD(data, at)[0]] = stack[-1]
@@ -129,10 +129,10 @@ def _value(data: bytes) -> tuple[Any, bool]:  # noqa: C901
             stack.append(number)
         else:
             containers += code in _TUPLE_CODES
-            _build(stack, code)
+            _execute_rare_opcode(stack, code)
         if containers > MOST_CONTAINERS:
             break
-    raise NotPlainError(_MORE)
+    raise NotPlainError(_TOO_MANY_VALUES)
 
 
 class _Memo(dict[int, Any]):
@@ -140,16 +140,16 @@ class _Memo(dict[int, Any]):
 
     is_shared = False
     """Whether a container was referred to. Only then can the value be larger than the file, or contain itself."""
-    letters = 0
+    characters = 0
     """Characters of strings, counted at each reference."""
 
-    def again(self, number: int) -> Any:
+    def reference(self, number: int) -> Any:
         value = self[number]
         if type(value) is str:
-            self.letters += len(value)
-            if self.letters > _LETTERS_A_VALUE * _MOST_VALUES:
-                raise NotPlainError(_MORE)
-        elif isinstance(value, _HOLDERS):
+            self.characters += len(value)
+            if self.characters > _CHARACTERS_PER_VALUE * _MOST_VALUES:
+                raise NotPlainError(_TOO_MANY_VALUES)
+        elif isinstance(value, _CONTAINERS):
             self.is_shared = True
         return value
 
@@ -160,7 +160,7 @@ def _check_keys(keys: list[Any]) -> None:
             raise NotPlainError("what stands for a key in it is no text of at most a thousand letters")
 
 
-def _weigh(value: Any) -> None:
+def _check_weight(value: Any) -> None:
     """Checks that a value does not contain itself and is not too large because of shared parts. Raises :class:`NotPlainError`."""
     weights: dict[int, int] = {}
     todo: list[Any] = [value]
@@ -173,9 +173,9 @@ def _weigh(value: Any) -> None:
                 weights[id(each)] = _weight(each, weights)
             continue
         if isinstance(each, dict):
-            parts = [part for part in each.values() if part and isinstance(part, _HOLDERS)]
+            parts = [part for part in each.values() if part and isinstance(part, _CONTAINERS)]
         elif isinstance(each, list | tuple):
-            parts = [part for part in each if part and isinstance(part, _HOLDERS)]
+            parts = [part for part in each if part and isinstance(part, _CONTAINERS)]
         else:
             return
         weights[id(each)] = 0
@@ -189,11 +189,11 @@ def _weight(container: Any, weights: dict[int, int]) -> int:
     parts = (*container, *container.values()) if isinstance(container, dict) else container
     for part in parts:
         if isinstance(part, str):
-            weight += 1 + len(part) // _LETTERS_A_VALUE
+            weight += 1 + len(part) // _CHARACTERS_PER_VALUE
         else:
             weight += weights.get(id(part), 1)
     if weight > _MOST_VALUES:
-        raise NotPlainError(_MORE)
+        raise NotPlainError(_TOO_MANY_VALUES)
     return weight
 
 
@@ -217,7 +217,7 @@ def _long_number(data: bytes, at: int) -> tuple[int, int]:
     return int.from_bytes(data[at + 1 : end], "little", signed=True), end
 
 
-def _build(stack: list[Any], code: int) -> None:
+def _execute_rare_opcode(stack: list[Any], code: int) -> None:
     """Executes the less frequent opcodes."""
     if code in _TUPLES:
         many = _TUPLES[code]
@@ -236,7 +236,7 @@ def _build(stack: list[Any], code: int) -> None:
         _check_keys([key])
         dict.__setitem__(stack[-1], key, value)
     else:
-        raise NotPlainError(_CALLS.get(code, "it holds more than plain values"))
+        raise NotPlainError(_REFUSED_OPCODES.get(code, "it holds more than plain values"))
 
 
 def _since_mark(stack: list[Any]) -> list[Any]:

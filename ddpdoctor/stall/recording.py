@@ -59,7 +59,7 @@ MOST_FRAMES = 64
 """Most frames of a stack in a report."""
 DEFAULT_DESCRIPTION = "default_pg"
 """torch's description of the group of all ranks."""
-_LATEST = 1 << 62
+_MAX_NUMBER = 1 << 62
 """Upper bound of numbers and of epoch nanoseconds (the year 2116)."""
 _P2P = re.compile(r"(send|recv)\b(?: (\d+)(->|<-)(\d+))?")
 _COALESCED = "coalesced"
@@ -136,7 +136,7 @@ class Recording(msgspec.Struct, frozen=True):
     """Number of the last operation of each group by torch's own count, which includes sends and receives."""
     first_ns: int | None = None
     """When the oldest operation in the dump was issued, epoch ns."""
-    forgotten: bool = False
+    overwritten: bool = False
     """Whether older operations were overwritten."""
     written_ns: int | None = None
     is_listed: bool = True
@@ -184,8 +184,8 @@ def recording_of(
         is_message = bool(entry.get("is_p2p")) or operation.pair is not None or _P2P.match(operation.name)
         (messages if is_message else collectives).append(operation)
     collectives = _without_batches(collectives, messages)
-    enqueued = _status(document.get("pg_status"), groups, ids)
-    oldest = min((_whole(entry.get("record_id", entry.get("id"))) or 0 for entry in entries), default=0)
+    enqueued = _enqueued_counts(document.get("pg_status"), groups, ids)
+    oldest = min((_integer(entry.get("record_id", entry.get("id"))) or 0 for entry in entries), default=0)
     moments = [each.created_ns for each in (*collectives, *messages) if each.created_ns is not None]
     return Recording(
         rank=rank,
@@ -195,7 +195,7 @@ def recording_of(
         messages=messages,
         enqueued=enqueued,
         first_ns=min(moments, default=None),
-        forgotten=oldest > 0,
+        overwritten=oldest > 0,
         written_ns=written_ns,
     )
 
@@ -232,7 +232,9 @@ def _members(ranks: Any) -> tuple[int, ...] | None:
             return None
     if not isinstance(ranks, list | tuple) or len(ranks) > _MOST_RANKS:
         return None
-    members = [number for each in ranks if (number := _whole(each)) is not None and 0 <= number < _MOST_RANKS]
+    members = [
+        number for each in ranks if (number := _integer(each)) is not None and 0 <= number < _MOST_RANKS
+    ]
     return tuple(members) if len(members) == len(ranks) else None
 
 
@@ -241,7 +243,7 @@ def _operation(entry: Mapping[str, Any], groups: Mapping[str, GroupKey], order: 
     name, description = _text(entry.get("pg_name", entry.get("pg_id"))), ""
     if isinstance(group, list | tuple) and group:
         name, description = _text(group[0]), _text(group[1]) if len(group) > 1 else ""
-    sequence = _whole(entry.get("collective_seq_id", entry.get("seq_id")))
+    sequence = _integer(entry.get("collective_seq_id", entry.get("seq_id")))
     called = entry.get("profiling_name")
     if sequence is None or not isinstance(called, str):
         return None
@@ -256,7 +258,7 @@ def _operation(entry: Mapping[str, Any], groups: Mapping[str, GroupKey], order: 
         outputs=_sizes(entry.get("output_sizes")),
         input_dtypes=_texts(entry.get("input_dtypes")),
         pending=entry.get("state") != _FINISHED and not entry.get("retired"),
-        created_ns=_whole(entry.get("time_created_ns")),
+        created_ns=_integer(entry.get("time_created_ns")),
         order=order,
         pair=_pair(pair),
         frames=tuple(_lines(entry.get("frames"))),
@@ -271,21 +273,23 @@ def _pair(found: re.Match[str] | None) -> tuple[int, int] | None:
     return (left, right) if found[3] == "->" else (right, left)
 
 
-def _status(status: Any, groups: Mapping[str, GroupKey], ids: Mapping[int, GroupKey]) -> dict[GroupKey, int]:
+def _enqueued_counts(
+    status: Any, groups: Mapping[str, GroupKey], ids: Mapping[int, GroupKey]
+) -> dict[GroupKey, int]:
     """torch's own counts by group."""
     if not isinstance(status, Mapping):
         return {}
-    by_id = {number: about for key, about in status.items() if (number := _whole(key)) is not None}
+    by_id = {number: about for key, about in status.items() if (number := _integer(key)) is not None}
     enqueued = {}
-    for number, group in _keys_of(sorted(by_id), groups, ids).items():
+    for number, group in _groups_by_number(sorted(by_id), groups, ids).items():
         about = by_id[number]
-        count = _whole(about.get("last_enqueued_collective")) if isinstance(about, Mapping) else None
+        count = _integer(about.get("last_enqueued_collective")) if isinstance(about, Mapping) else None
         if count is not None and count >= 0:
             enqueued[group] = count
     return enqueued
 
 
-def _keys_of(
+def _groups_by_number(
     numbers: list[int], groups: Mapping[str, GroupKey], ids: Mapping[int, GroupKey]
 ) -> dict[int, GroupKey]:
     """Number of a group within its process → the group. Both numbers and names are assigned in the order of creation, so they are paired in
@@ -298,19 +302,19 @@ def _keys_of(
     return paired if all(paired[number] == key for number, key in known.items()) else known
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     """An integer, which may be text in JSON; None if out of range."""
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         return None
-    return value if -1 <= value < _LATEST else None
+    return value if -1 <= value < _MAX_NUMBER else None
 
 
 def _text(value: Any, most: int = _MOST_LETTERS) -> str:
     """A string, or an integer as a string; "" for any other value."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return str(value) if abs(value) < _LATEST else ""
+        return str(value) if abs(value) < _MAX_NUMBER else ""
     return value if isinstance(value, str) and len(value) <= most else ""
 
 
@@ -318,7 +322,7 @@ def _sizes(sizes: Any) -> tuple[tuple[int, ...], ...]:
     if not isinstance(sizes, list | tuple):
         return ()
     return tuple(
-        tuple(number for each in size[:_MOST_DIMENSIONS] if (number := _whole(each)) is not None)
+        tuple(number for each in size[:_MOST_DIMENSIONS] if (number := _integer(each)) is not None)
         for size in sizes[:_MOST_TENSORS]
         if isinstance(size, list | tuple)
     )
@@ -334,7 +338,9 @@ def _lines(frames: Any) -> Iterator[CodeLine]:
     for frame in frames[:_MOST_FRAMES] if isinstance(frames, list | tuple) else ():
         file = frame.get("filename") if isinstance(frame, Mapping) else None
         if isinstance(file, str) and 0 < len(file) <= _MOST_PATH:
-            yield CodeLine(file, max(_whole(frame.get("line")) or 0, 0), _text(frame.get("name"), _MOST_PATH))
+            yield CodeLine(
+                file, max(_integer(frame.get("line")) or 0, 0), _text(frame.get("name"), _MOST_PATH)
+            )
 
 
 def lines_of(frames: Any) -> list[CodeLine]:
@@ -347,14 +353,14 @@ def lines_of(frames: Any) -> list[CodeLine]:
     return lines[:MOST_FRAMES]
 
 
-def is_users(line: CodeLine) -> bool:
+def is_user_line(line: CodeLine) -> bool:
     """Whether its path is in the user's program."""
     return not is_library(line.file)
 
 
 def place_of(stack: Sequence[CodeLine]) -> Where | None:
     """The innermost line of the user's program in a stack, with its callers; None if there is none."""
-    own = [line for line in stack if is_users(line)]
+    own = [line for line in stack if is_user_line(line)]
     if not own:
         return None
     first, *callers = own

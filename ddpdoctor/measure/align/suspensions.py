@@ -85,7 +85,7 @@ def exclude_suspended(
             by_number[log.steps[stop.place].number].append((log.rank, stop))
         steps = list(log.steps)
         for stop in stops:
-            steps[stop.place] = steps[stop.place].marked(SUSPENDED)
+            steps[stop.place] = steps[stop.place].with_mark(SUSPENDED)
         marked.append(replace(log, steps=tuple(steps)) if stops else log)
     return marked, [_note(number, stops, len(logs)) for number, stops in sorted(by_number.items())]
 

@@ -175,7 +175,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         when = self._when_hit(hit)
         own_ms, typical_ms = self._time_spent_ms(spent, components, positions)
         if where is None and components:
-            where = self.lines.work(lines_of or components, positions, when, or_else=self.steps)
+            where = self.lines.work(lines_of or components, positions, when, fallback_steps=self.steps)
         return Cost(
             **{
                 **self._saving(gains, gain_ns, part, self._either_way_ns(changes, usually)),

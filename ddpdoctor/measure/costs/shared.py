@@ -168,16 +168,16 @@ def common_work(context: Context, components: Components, *, by_kind: bool = Fal
         alone.append(np.sum([part for _, part in parts], axis=0))
     if not sum(float(work.sum()) for work in removed):
         return None
-    same = context.lines.in_common(components, context.steps) if by_kind else None
+    same = context.lines.common_share(components, context.steps) if by_kind else None
     if same is not None and same < MOSTLY_THE_SAME:
         removed, alone = [same * work for work in removed], [same * work for work in alone]
     where = None
     for pattern in context.patterns if by_kind else ():
         numbers = context.graph.numbers
-        long, usual = pattern.compared(numbers)
+        long, usual = pattern.long_and_usual_steps(numbers)
         if long.any() and usual.any():
             removed, alone = _as_usual(removed, long, usual), _as_usual(alone, long, usual)
-            where = context.lines.work(components, None, numbers[usual], or_else=numbers)
+            where = context.lines.work(components, None, numbers[usual], fallback_steps=numbers)
     return context.cost([without_work(removed, alone)], removed, components, where=where)
 
 
@@ -205,7 +205,7 @@ def different_work(context: Context) -> list[Array] | None:
     graph, components = context.graph, LATE_COMPONENTS[LateCause.HOST]
     if len(graph.ranks) < 2 or not context.host_timed:
         return None
-    same = context.lines.in_common(components, context.steps)
+    same = context.lines.common_share(components, context.steps)
     if same is None or same >= DIFFERENT:
         return None
     work = [component([group.work], components)[0] for group in graph.groups]

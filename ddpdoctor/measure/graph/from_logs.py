@@ -230,7 +230,7 @@ def _count_operators(
     """Count, in the ``work`` [N, K, C] of a rank between two times [N, K], the operators' share of its usual host time as computation; the
     window does not show what a cycle has beyond the usual."""
     for component in BETWEEN_PHASES:
-        gap = np.nan_to_num(covered(activities.unmarked(component), left, right))
+        gap = np.nan_to_num(covered(activities.unrecorded_gaps(component), left, right))
         usual = np.minimum(gap, np.median(gap, axis=0)) if shares.seen else gap
         work[..., INDEX[component]] += usual * shares.phase_gaps[component]
         work[..., INDEX[Component.HOST]] -= usual * shares.phase_gaps[component]
@@ -326,7 +326,7 @@ def _seen(log: RankLog, window: Window, marked: bool) -> OperatorShares | None:
     whole = total(intersect(host, operators)) / total(host)
     phase_gaps = {}
     for component in BETWEEN_PHASES:
-        part = intersect(host, gaps.unmarked(component))
+        part = intersect(host, gaps.unrecorded_gaps(component))
         shown = total(part) > TUNING.least_ns
         phase_gaps[component] = total(intersect(part, operators)) / total(part) if shown else whole * marked
     return OperatorShares(whole, phase_gaps, marked, True)

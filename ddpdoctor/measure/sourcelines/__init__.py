@@ -9,4 +9,4 @@ from .from_logs import LogSourceLines
 from .from_windows import WindowSourceLines
 from .ranking import SourceLines, by_line, joined, ranked, with_heaviest
 from .table import Kind, Samples, samples_of
-from .workers import WorkersWork, led_by_workers, with_workers, work_of_workers
+from .workers import WorkersWork, with_worker_lines, with_workers, work_of_workers

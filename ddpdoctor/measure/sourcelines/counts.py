@@ -40,10 +40,10 @@ class SampleCounts(msgspec.Struct, frozen=True):
     """Samples of the components' work, by line."""
     outside: Mapping[CodeLine, float]
     """Those of ``at`` whose innermost frame is not torch's."""
-    behind: Mapping[CodeLine, float]
+    followers: Mapping[CodeLine, float]
     """Samples that show only the line that ran next, see :mod:`.table`."""
     stacks: Mapping[Stack, float]
-    """``at`` and ``behind`` together, by call stack."""
+    """``at`` and ``followers`` together, by call stack."""
     samples: int
     """Samples of the components' work, on all lines."""
     any_work: int
@@ -53,18 +53,18 @@ class SampleCounts(msgspec.Struct, frozen=True):
     """Steps times ranks."""
 
 
-def counted(
+def count_samples(
     samples: Samples,
     positions: Sequence[int],
     components: Sequence[Component],
     wanted: Collection[int],
     parts: Sequence[Array | float],
     gap: Gap | None = None,
-    begin: Callable[[Stack], Stack] | None = None,
+    trim: Callable[[Stack], Stack] | None = None,
 ) -> SampleCounts:
     """Counts the samples of these ranks in the ``wanted`` steps, optionally only in one ``gap`` between phases. ``parts``: by position,
-    the weight of a sample, or [K] weights by stack; ``begin``: function that drops the innermost lines of a call path that do not count."""
-    at, behind = np.zeros((2, len(samples.stacks)))
+    the weight of a sample, or [K] weights by stack; ``trim``: function that drops the innermost lines of a call path that do not count."""
+    at, followers = np.zeros((2, len(samples.stacks)))
     count = any_work = steps = 0
     seconds = 0.0
     for position in positions:
@@ -73,8 +73,8 @@ def counted(
         within = of_rank.in_steps(steps_wanted)
         weights = samples.weights(position, within & of_rank.while_doing(components, gap))
         at += parts[position] * (weights.seen + np.maximum(weights.before, weights.burst))
-        behind += parts[position] * weights.following
-        count += round(float(weights.at_random.sum()))
+        followers += parts[position] * weights.following
+        count += round(float(weights.without_bursts.sum()))
         any_work += int(np.count_nonzero(within & (of_rank.kind != Kind.BURST)))
         seconds += int(of_rank.lengths_ns[steps_wanted].sum()) / 1e9
         steps += int(steps_wanted.sum())
@@ -82,14 +82,14 @@ def counted(
     def by_stack(weights: Array) -> dict[Stack, float]:
         found: defaultdict[Stack, float] = defaultdict(float)
         for stack, weight in samples.by_stack(weights).items():
-            found[begin(stack) if begin else stack] += weight
+            found[trim(stack) if trim else stack] += weight
         return found
 
     return SampleCounts(
         at=by_line(by_stack(at)),
-        outside=by_line(by_stack(at * samples.outside)),
-        behind=by_line(by_stack(behind)),
-        stacks=by_stack(at + behind),
+        outside=by_line(by_stack(at * samples.outside_torch)),
+        followers=by_line(by_stack(followers)),
+        stacks=by_stack(at + followers),
         samples=count,
         any_work=any_work,
         seconds=seconds,
@@ -97,10 +97,10 @@ def counted(
     )
 
 
-def common_of(all_ranks: SampleCounts, each: Sequence[SampleCounts]) -> SampleCounts:
+def common_counts(all_ranks: SampleCounts, each: Sequence[SampleCounts]) -> SampleCounts:
     """Counts that the ranks have in common: for each line and rank, at most the (lower) median count of the ranks plus its
     counting error. ``all_ranks``: counts of all ranks together."""
-    kept = _kept(each)
+    kept = _common_shares(each)
     at, outside = (
         {
             line: sum(part * counts.get(line, 0.0) for part, counts in zip(parts, of_ranks, strict=True))
@@ -116,16 +116,16 @@ def same_lines(each: Sequence[SampleCounts]) -> float:
     samples counts."""
     wholes = [sum(counts.at.values()) for counts in each]
     middle = sorted(wholes)[(len(each) - 1) // 2]
-    kept = _kept(each)
-    same = [
+    kept = _common_shares(each)
+    common = [
         sum(parts[rank] * counts.at.get(line, 0.0) for line, parts in kept.items())
         for rank, counts in enumerate(each)
     ]
-    alike = [min(whole, middle) for whole in wholes]
-    return min(1.0, sum(map(min, same, alike)) / max(sum(alike), 1e-9))
+    limited = [min(whole, middle) for whole in wholes]
+    return min(1.0, sum(map(min, common, limited)) / max(sum(limited), 1e-9))
 
 
-def _kept(each: Sequence[SampleCounts]) -> dict[CodeLine, list[float]]:
+def _common_shares(each: Sequence[SampleCounts]) -> dict[CodeLine, list[float]]:
     """By line, the share of each rank's samples that is common to the ranks."""
     kept: dict[CodeLine, list[float]] = {}
     for line in dict.fromkeys(line for counts in each for line in counts.at):
@@ -139,17 +139,17 @@ def _kept(each: Sequence[SampleCounts]) -> dict[CodeLine, list[float]]:
 def excess_samples(selected: SampleCounts, reference: SampleCounts, fewest: int) -> dict[CodeLine, float]:
     """Excess samples by line over other ranks in the same time, if significant and at least ``fewest``.
 
-    If no line has a significant excess, the most probable line; else followers (``behind``) with a significant excess.
+    If no line has a significant excess, the most probable line; else followers (``followers``) with a significant excess.
     """
     scale = scale_of(selected, reference)
     return (
-        _net(selected.at, reference.at, scale, fewest)
+        _significant_excess(selected.at, reference.at, scale, fewest)
         or most_probable_line(selected.at, reference.at, scale)
-        or _net(selected.behind, reference.behind, scale, fewest)
+        or _significant_excess(selected.followers, reference.followers, scale, fewest)
     )
 
 
-def _net(
+def _significant_excess(
     selected: Mapping[CodeLine, float], reference: Mapping[CodeLine, float], scale: float, fewest: int
 ) -> dict[CodeLine, float]:
     net: dict[CodeLine, float] = {}

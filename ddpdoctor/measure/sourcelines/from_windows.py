@@ -36,13 +36,13 @@ from ddpdoctor.trace import RankTrace, classify
 from .gaps import MainGap, gaps_of_window, lies_in_gaps, main_gap
 from .ranking import SourceLines, by_line, chosen_and_others, joined, ranked, with_heaviest
 
-_LARGE = 0.1
+_MIN_OPERATOR_SHARE = 0.1
 """An operator is reported if it takes at least this share of a component's time."""
 _MOST_OPERATORS = 3
 """Most operators reported."""
-_ENGINE = "autograd::engine::evaluate_function: "
+_ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 """Prefix of autograd's engine before the name of the function that it runs."""
-_EXPLAINS = 0.5
+_MIN_EXPLAINED_SHARE = 0.5
 """An annotation explains a component if it covers at least this share of the component's time."""
 
 
@@ -53,7 +53,7 @@ def annotations_of(window: Window) -> Ints:
     return np.flatnonzero(trace.category_mask("user_annotation") & ~marks & (trace.lane == main_lane(trace)))
 
 
-def explaining(window: Window, annotations: Ints, time: Intervals) -> str | None:
+def explaining_annotation(window: Window, annotations: Ints, time: Intervals) -> str | None:
     """Among the ``annotations`` [N] that explain ``time`` (on the run's common clock), the name with the shortest total length."""
     trace, rows, whole_ns = window.trace, annotations, total(time)
     if not whole_ns or not rows.size:
@@ -61,7 +61,7 @@ def explaining(window: Window, annotations: Ints, time: Intervals) -> str | None
     start, end = trace.start_ns[rows] + window.shifted_ns, trace.end_ns[rows] + window.shifted_ns
     ids, name = np.unique(trace.name[rows], return_inverse=True)
     inside, lengths = (np.bincount(name, ns) for ns in (covered(time, start, end), trace.duration_ns[rows]))
-    found = np.flatnonzero(inside >= _EXPLAINS * whole_ns)
+    found = np.flatnonzero(inside >= _MIN_EXPLAINED_SHARE * whole_ns)
     return trace.names[int(ids[found[np.argmin(lengths[found])]])] if found.size else None
 
 
@@ -77,7 +77,7 @@ _LIBRARY = (
     "<built-in",
 )
 """Parts of the file names of frames that are not the user's."""
-LOOKED_UP = 200
+MOST_LOOKUPS = 200
 """Most times for which frames are looked up, the heaviest first. The rest would not change the order of lines, and each look-up
 scans all frames of the trace."""
 
@@ -124,7 +124,7 @@ def _frames_at(window: Window, times: NDArray[Any], weights: NDArray[Any]) -> Co
         return stacks
     rows = np.flatnonzero(trace.category_mask("python_function") & (trace.lane == main_lane(trace)))
     start, end = trace.start_ns[rows], trace.end_ns[rows]
-    heaviest = np.argsort(-weights, kind="stable")[:LOOKED_UP]
+    heaviest = np.argsort(-weights, kind="stable")[:MOST_LOOKUPS]
     moments = times.astype(np.int64)[heaviest]
     order = np.argsort(moments, kind="stable")
     first, until = (np.searchsorted(moments[order], edge) for edge in (start, end))
@@ -133,12 +133,12 @@ def _frames_at(window: Window, times: NDArray[Any], weights: NDArray[Any]) -> Co
         for place in range(first[frame], until[frame]):
             open_frames[order[place]].append(rows[frame])
     for frames, weight in zip(open_frames, weights[heaviest], strict=True):
-        if stack := _of_user([trace.name_of(row) for row in reversed(frames)]):
+        if stack := _user_frames([trace.name_of(row) for row in reversed(frames)]):
             stacks[stack] += int(weight)
     return stacks
 
 
-def _of_user(names: Sequence[str]) -> Stack:
+def _user_frames(names: Sequence[str]) -> Stack:
     """The user's frames among ``names``, the innermost first.
 
     Frames of files named like a module of the standard library or a well-known package are dropped, unless there are no others:
@@ -161,7 +161,7 @@ def _of_user(names: Sequence[str]) -> Stack:
 
 
 _T = TypeVar("_T")
-_STANDS_OUT = 1.05
+_MIN_SLOWDOWN_RATIO = 1.05
 """A line is reported on a slower device if its slowdown is more than this factor times that of all work there: times of equal
 kernels repeat to within 1 to 2 %."""
 _MOST_WINDOWS = 32
@@ -184,7 +184,7 @@ class WindowSourceLines(SourceLines):
         time that followed."""
         launched: Counter[Stack] = Counter()
         waited: Counter[Stack] = Counter()
-        for window in _spread(self.windows):
+        for window in _evenly_spread(self.windows):
             rows = [row for row, kind in enumerate(window.collectives.kind) if kind in kinds]
             issued = window.collectives.issued[rows]
             launched.update(frames_during(window, (issued, issued + _LAUNCH_NS)))
@@ -196,7 +196,7 @@ class WindowSourceLines(SourceLines):
         components: Sequence[Component],
         positions: Sequence[int] | None,
         steps: Ints,
-        or_else: Ints | None = None,
+        fallback_steps: Ints | None = None,
     ) -> list[Where]:
         """User frames open during this kind of work. For device work of late ranks, only frames with a larger slowdown than that of all
         work there; [] if all work is equally slower, because then the device is the cause."""
@@ -207,10 +207,10 @@ class WindowSourceLines(SourceLines):
         found = self.main_gap(components, positions, steps)
         gap = None if found is None else found.gap
         stacks = _stacks_of(chosen, components, gap)
-        if not others or not (_is_launched(chosen[0], components) or (chosen[0].on_device and gap)):
+        if not others or not (_is_device_work(chosen[0], components) or (chosen[0].on_device and gap)):
             return _heaviest(stacks)
         usual = by_line(_stacks_of(others, components, gap))
-        slower = _slower(by_line(stacks), usual, len(chosen) / len(others))
+        slower = _slower_lines(by_line(stacks), usual, len(chosen) / len(others))
         return with_heaviest(ranked(slower), stacks)
 
     def main_gap(
@@ -232,9 +232,9 @@ class WindowSourceLines(SourceLines):
         if set(components) <= WAITED_FOR:
             return _waiting_call(self.windows, components)
         names: Counter[str] = Counter()
-        for position in _spread(chosen_and_others(positions, len(self.windows))[0]):
+        for position in _evenly_spread(chosen_and_others(positions, len(self.windows))[0]):
             time = _time_of(self.windows[position], components)
-            name = explaining(self.windows[position], self._annotations(position), time)
+            name = explaining_annotation(self.windows[position], self._annotations(position), time)
             if name is not None:
                 names[name] += 1
         return names.most_common(1)[0][0] if names else None
@@ -243,7 +243,7 @@ class WindowSourceLines(SourceLines):
         """From the outermost operators of each thread, such as the training thread and autograd's."""
         names: Counter[str] = Counter()
         whole_ns = 0.0
-        for window in _spread(self.windows):
+        for window in _evenly_spread(self.windows):
             trace, time = window.trace, _time_of(window, components)
             rows = _outermost(trace, trace.category_mask("cpu_op"))
             if not rows.size:
@@ -253,19 +253,21 @@ class WindowSourceLines(SourceLines):
             for name, spent_ns in zip(
                 trace.name[rows].tolist(), covered(time, start, end).tolist(), strict=True
             ):
-                names[trace.names[name].removeprefix(_ENGINE)] += spent_ns
+                names[trace.names[name].removeprefix(_ENGINE_PREFIX)] += spent_ns
         return [
-            name for name, spent_ns in names.most_common(_MOST_OPERATORS) if spent_ns >= _LARGE * whole_ns
+            name
+            for name, spent_ns in names.most_common(_MOST_OPERATORS)
+            if spent_ns >= _MIN_OPERATOR_SHARE * whole_ns
         ]
 
     def _chosen_and_others(self, positions: Sequence[int] | None) -> tuple[list[Window], list[Window]]:
-        chosen, others = map(_spread, chosen_and_others(positions, len(self.windows)))
+        chosen, others = map(_evenly_spread, chosen_and_others(positions, len(self.windows)))
         return [self.windows[position] for position in chosen], [
             self.windows[position] for position in others
         ]
 
 
-def _spread(items: Sequence[_T]) -> Sequence[_T]:
+def _evenly_spread(items: Sequence[_T]) -> Sequence[_T]:
     """At most ``_MOST_WINDOWS`` of the items, evenly spread."""
     if len(items) <= _MOST_WINDOWS:
         return items
@@ -286,7 +288,7 @@ def _time_of(window: Window, components: Sequence[str]) -> Intervals:
     return union_of(*named) if named else EMPTY
 
 
-def _is_launched(window: Window, components: Sequence[Component]) -> bool:
+def _is_device_work(window: Window, components: Sequence[Component]) -> bool:
     """Whether this kind of work runs on a device, launched earlier by the host."""
     return window.on_device and set(DEVICE_WORK).issuperset(components)
 
@@ -303,7 +305,7 @@ def _stacks_of(
     for window in windows:
         if not has_frames(window):
             continue
-        on_device = [component for component in components if _is_launched(window, [component])]
+        on_device = [component for component in components if _is_device_work(window, [component])]
         on_host = [component for component in components if component not in on_device]
         for kinds, stacks_in in ((on_device, frames_launching), (on_host, frames_during)):
             if kinds:
@@ -313,7 +315,7 @@ def _stacks_of(
     return stacks
 
 
-def _slower(
+def _slower_lines(
     late: Mapping[CodeLine, float], others: Mapping[CodeLine, float], scale: float
 ) -> dict[CodeLine, float]:
     """Lines that are slower on late devices by more than all work there, with their excess in ns. ``scale``: late windows per other
@@ -323,7 +325,7 @@ def _slower(
     return {
         line: time - usual.get(line, 0.0)
         for line, time in late.items()
-        if time - usual.get(line, 0.0) > 0 and time > _STANDS_OUT * all_slower * usual.get(line, 0.0)
+        if time - usual.get(line, 0.0) > 0 and time > _MIN_SLOWDOWN_RATIO * all_slower * usual.get(line, 0.0)
     }
 
 
@@ -335,7 +337,7 @@ def _waiting_call(windows: Sequence[Window], kinds: Sequence[str]) -> str | None
         rows, cost_ns = waits_of(window, kinds)
         if not len(rows):
             continue
-        heaviest = np.argsort(-cost_ns, kind="stable")[:LOOKED_UP]
+        heaviest = np.argsort(-cost_ns, kind="stable")[:MOST_LOOKUPS]
         for row, cost in zip(_operators_at(trace, rows[heaviest]), cost_ns[heaviest], strict=True):
             calls[trace.name_of(int(row))] += int(cost)
     return calls.most_common(1)[0][0] if calls else None

@@ -32,7 +32,7 @@ class _Tuning(msgspec.Struct, frozen=True):
 _TUNING = _Tuning()
 _MOST_FRAMES = 9
 """User frames of a stack that the hook records (hook/job/source_lines.py: the innermost and 8 callers)."""
-_NONE: Mapping[Stack, float] = {}
+_NO_STACKS: Mapping[Stack, float] = {}
 
 
 def ranked(weights: Mapping[CodeLine, float]) -> list[Where]:
@@ -58,7 +58,7 @@ def chosen_and_others(positions: Sequence[int] | None, count: int) -> tuple[Sequ
     return positions, sorted(set(range(count)).difference(positions))
 
 
-def distinct(callers: Stack, others: Iterable[Stack]) -> Stack:
+def distinguishing_callers(callers: Stack, others: Iterable[Stack]) -> Stack:
     """The shortest non-empty prefix of ``callers`` that no different stack of ``others`` has."""
     rest = [other for other in others if other != callers]
     for length in range(1, len(callers)):
@@ -68,24 +68,24 @@ def distinct(callers: Stack, others: Iterable[Stack]) -> Stack:
     return callers
 
 
-def heaviest_of(weights: Mapping[Stack, float], others: Iterable[Stack] = ()) -> tuple[Stack, int]:
+def heaviest_callers(weights: Mapping[Stack, float], others: Iterable[Stack] = ()) -> tuple[Stack, int]:
     """(heaviest callers, number of other notable callers). The callers are cut to what distinguishes them from the rest and from
     ``others``, but include the framework's loop that calls the first of them."""
     if not weights:
         return (), 0
     whole = max(weights, key=lambda callers: weights[callers])
-    heaviest = distinct(whole, [*weights, *others])
+    heaviest = distinguishing_callers(whole, [*weights, *others])
     loop = loop_in([line.file for line in whole])
     if loop is not None:
         heaviest = whole[: max(len(heaviest), loop + 1)]
-    alike: defaultdict[Stack, float] = defaultdict(float)
+    by_prefix: defaultdict[Stack, float] = defaultdict(float)
     for callers, weight in weights.items():
-        alike[callers[: len(heaviest)]] += weight
-    least = _TUNING.notable * alike.pop(heaviest)
-    return heaviest, sum(weight >= least for weight in alike.values())
+        by_prefix[callers[: len(heaviest)]] += weight
+    least = _TUNING.notable * by_prefix.pop(heaviest)
+    return heaviest, sum(weight >= least for weight in by_prefix.values())
 
 
-def usual(line: CodeLine, stacks: Mapping[Stack, float]) -> tuple[Stack, int]:
+def usual_callers(line: CodeLine, stacks: Mapping[Stack, float]) -> tuple[Stack, int]:
     """(callers of a line in most samples, number of other notable callers). The line may be anywhere in the stack. No callers
     if none has more than half of the weight."""
     weights: defaultdict[Stack, float] = defaultdict(float)
@@ -95,7 +95,7 @@ def usual(line: CodeLine, stacks: Mapping[Stack, float]) -> tuple[Stack, int]:
                 weights[stack[place + 1 :]] += count
     if not weights or max(weights.values()) <= _TUNING.mostly * sum(weights.values()):
         return (), 0
-    return heaviest_of(weights)
+    return heaviest_callers(weights)
 
 
 def by_line(stacks: Mapping[Stack, float]) -> dict[CodeLine, float]:
@@ -109,28 +109,28 @@ def by_line(stacks: Mapping[Stack, float]) -> dict[CodeLine, float]:
 def with_heaviest(
     places: Sequence[Where],
     stacks: Mapping[Stack, float],
-    others: Mapping[Stack, float] = _NONE,
+    others: Mapping[Stack, float] = _NO_STACKS,
     scale: float = 0.0,
     hooks: bool = False,
 ) -> list[Where]:
     """The lines, each with its heaviest callers by weight in ``stacks`` minus ``scale`` times that in ``others``. If the others also run
-    the first line, its caller from :func:`_parting` precedes it; otherwise, with ``hooks``, the line in the user's function that a
+    the first line, its caller from :func:`_diverging_caller` precedes it; otherwise, with ``hooks``, the line in the user's function that a
     framework's loop calls."""
     net = {stack: weight - scale * others.get(stack, 0.0) for stack, weight in stacks.items()}
     found = []
     for where in places:
         line = where.stack[0]
         weights = {stack[1:]: weight for stack, weight in net.items() if stack[0] == line}
-        callers = heaviest_of(weights, (stack[1:] for stack in others if stack[0] == line))
+        callers = heaviest_callers(weights, (stack[1:] for stack in others if stack[0] == line))
         found.append(where.called_from(*callers))
-    ahead = [
-        _parting(where, net, stacks, others, scale) or (_hook(where) if hooks else None)
+    leading = [
+        _diverging_caller(where, net, stacks, others, scale) or (_hook_line(where) if hooks else None)
         for where in found[:1]
     ]
-    return joined([where for where in ahead if where is not None], found)
+    return joined([where for where in leading if where is not None], found)
 
 
-def _hook(where: Where) -> Where | None:
+def _hook_line(where: Where) -> Where | None:
     """The line in the user's hook from which ``where`` is called; None if it is the line itself or no framework calls it."""
     loop = loop_in([line.file for line in where.callers])
     if not loop:
@@ -139,7 +139,7 @@ def _hook(where: Where) -> Where | None:
     return Where(hook.file, hook.line, hook.function, share=where.share, callers=where.callers[loop:])
 
 
-def _parting(
+def _diverging_caller(
     where: Where,
     net: Mapping[Stack, float],
     stacks: Mapping[Stack, float],
@@ -154,20 +154,25 @@ def _parting(
     if not own or run_by_others <= _TUNING.stray * sum(stacks[stack] for stack in own):
         return None
     heaviest = max(own, key=lambda stack: own[stack])
-    mine, theirs = _joining(heaviest, stacks), _joining(heaviest, others)
+    own_weights, other_weights = (
+        _shared_path_weights(heaviest, stacks),
+        _shared_path_weights(heaviest, others),
+    )
     places = range(1, len(heaviest))
-    alone = [
+    unshared = [
         place
         for place in places
-        if scale * sum(theirs[: place + 1]) <= _TUNING.stray * sum(mine[: place + 1])
+        if scale * sum(other_weights[: place + 1]) <= _TUNING.stray * sum(own_weights[: place + 1])
     ]
-    if not alone or (alone[-1] == places[-1] and scale * theirs[-1] > _TUNING.stray * sum(mine[:-2])):
+    if not unshared or (
+        unshared[-1] == places[-1] and scale * other_weights[-1] > _TUNING.stray * sum(own_weights[:-2])
+    ):
         return None
-    parting, callers = heaviest[alone[-1]], heaviest[alone[-1] + 1 :]
-    return Where(parting.file, parting.line, parting.function, share=where.share, callers=callers[:1])
+    caller, callers = heaviest[unshared[-1]], heaviest[unshared[-1] + 1 :]
+    return Where(caller.file, caller.line, caller.function, share=where.share, callers=callers[:1])
 
 
-def _joining(path: Stack, stacks: Mapping[Stack, float]) -> list[float]:
+def _shared_path_weights(path: Stack, stacks: Mapping[Stack, float]) -> list[float]:
     """[len(path) + 2] weights of the ``stacks`` by the innermost place of ``path`` from which on outwards they have the same calls. The
     last two are of stacks that share none, and of those for which this is unknown because outer calls were not recorded."""
     weights = [0.0] * (len(path) + 2)
@@ -176,13 +181,14 @@ def _joining(path: Stack, stacks: Mapping[Stack, float]) -> list[float]:
             place
             for place, line in enumerate(path)
             for other, each in enumerate(stack)
-            if each == line and _same_calls(path[place:], stack[other:], _cut(path), _cut(stack))
+            if each == line
+            and _same_calls(path[place:], stack[other:], _may_be_cut(path), _may_be_cut(stack))
         )
-        weights[next(joins, len(path) + _cut(stack))] += weight
+        weights[next(joins, len(path) + _may_be_cut(stack))] += weight
     return weights
 
 
-def _cut(stack: Stack) -> bool:
+def _may_be_cut(stack: Stack) -> bool:
     """Whether outer calls may be missing."""
     return len(stack) >= _MOST_FRAMES
 
@@ -202,10 +208,10 @@ class SourceLines(Protocol):
         components: Sequence[Component],
         positions: Sequence[int] | None,
         steps: Ints,
-        or_else: Ints | None = None,
+        fallback_steps: Ints | None = None,
     ) -> list[Where]:
         """Lines of this kind of work on these ranks (None: all) in these steps, most time first; if there are too few samples, in the
-        steps ``or_else``."""
+        steps ``fallback_steps``."""
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
         """Lines that call synchronisations of these kinds, or wait in them for a device that then idles, heaviest first."""
@@ -234,7 +240,7 @@ class SourceLines(Protocol):
     ) -> MainGap | None:
         """The gap between phases with most of this kind of work of the host or its device; None if it is in no gap."""
 
-    def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
+    def common_share(self, components: Sequence[Component], steps: Ints) -> float | None:
         """Share (0 to 1) of the ranks' common work of this kind in these steps that is at the same lines; None if unknown,
         as in windows of a few steps."""
         return None

@@ -31,12 +31,12 @@ from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, Step, no_samples
 from ddpdoctor.measure.taxonomy import Component
 from ddpdoctor.rundir import HELD_NS, EventKind
 
-ASKED_NS = 5_000_000
+GIL_REQUEST_NS = 5_000_000
 """Wait after which Python makes the thread that holds the GIL release it (``sys.getswitchinterval``)."""
-_BETWEEN_LOOKS_NS = 700_000
+_BURST_PAUSE_NS = 700_000
 """Longest pause between burst samples without waiting for the GIL."""
 
-_LEAST_SEEN = 0.1
+_MIN_REQUESTED_SHARE = 0.1
 """A call at which fewer than this share of the samples requested the GIL counts as releasing it. Work of 5.5 ms requests it in one
 of ten samples; if other work ends at the request, the sample occasionally shows the next call."""
 
@@ -62,7 +62,7 @@ class CallStack(msgspec.Struct, frozen=True):
         return self.innermost is not None and any(part in self.innermost.file for part in _TORCH_FILES)
 
     @property
-    def whole(self) -> Stack:
+    def with_innermost(self) -> Stack:
         """The user's lines, preceded by the innermost line if that is known and differs."""
         inner, line = self.innermost, self.lines[0]
         if inner in (None, _TORCH) or (inner.file, inner.line) == (line.file, line.line):
@@ -74,7 +74,7 @@ def moments_of(samples: Ints) -> Ints:
     """[S] moment of the work shown by each of the ``samples`` [S, 4], epoch ns: when the sample was due if the GIL was released
     without a request, otherwise when it was taken."""
     held_ns = samples[:, 3]
-    return samples[:, 0] - np.where((held_ns >= HELD_NS) & (held_ns < ASKED_NS), held_ns, 0)
+    return samples[:, 0] - np.where((held_ns >= HELD_NS) & (held_ns < GIL_REQUEST_NS), held_ns, 0)
 
 
 class GilOwners(msgspec.Struct, frozen=True):
@@ -87,7 +87,7 @@ class GilOwners(msgspec.Struct, frozen=True):
     share: Array
     """[M] probability of the owner; sums to 1 for each follower."""
 
-    def taken_from(self, following: Array) -> Array:
+    def take_from(self, following: Array) -> Array:
         """[K] weight by stack that owners get from their followers. Sets the followers in ``following`` [K] to 0."""
         taken = np.bincount(self.owner, self.share * following[self.follower], len(following))
         following[self.follower] = 0.0
@@ -105,7 +105,7 @@ def gil_owners_of(
     ``stacks`` (stack → number).
     """
     holders, releases = _holders_and_releasers(list(stacks), np.where(in_training, stack, -1), waited_ns)
-    follows = (waited_ns >= HELD_NS) & ((waited_ns < ASKED_NS) | np.append(releases, False)[stack])
+    follows = (waited_ns >= HELD_NS) & ((waited_ns < GIL_REQUEST_NS) | np.append(releases, False)[stack])
     shown, followers = list(stacks), np.unique(stack[follows & (stack >= 0)])
     inside = _mostly(stack, in_forward, len(shown))
     held_inside = {_merged(each) for number, each in enumerate(shown) if inside[number]}
@@ -114,7 +114,7 @@ def gil_owners_of(
     @cache
     def before(lines: Stack, inside: bool) -> tuple[Ints, Array]:
         # Of one sample, it is not sure in which phase of the step it was taken.
-        nearest = _before(
+        nearest = _likely_owners(
             lines, {each: n for each, n in holders.items() if n == 1 or (each in held_inside) == inside}
         )
         asked = np.array([holders[each] for each in nearest], float)
@@ -149,12 +149,12 @@ def _holders_and_releasers(
     place = np.array([places.setdefault(_merged(each), len(places)) for each in stacks], np.int64)
     asked, following = (
         np.bincount(place[stack[waited & (stack >= 0)]], minlength=len(places))
-        for waited in (waited_ns >= ASKED_NS, (waited_ns >= HELD_NS) & (waited_ns < ASKED_NS))
+        for waited in (waited_ns >= GIL_REQUEST_NS, (waited_ns >= HELD_NS) & (waited_ns < GIL_REQUEST_NS))
     )
     lines: dict[Stack, int] = {}
     line = np.array([lines.setdefault(each.lines, len(lines)) for each in places], np.int64)
     at_line = np.bincount(line, following)[line]
-    releases = (following >= asked) | (asked < _LEAST_SEEN * at_line)
+    releases = (following >= asked) | (asked < _MIN_REQUESTED_SHARE * at_line)
     holders = {
         each: int(asked[number])
         for each, number in places.items()
@@ -163,7 +163,7 @@ def _holders_and_releasers(
     return holders, releases[place]
 
 
-def _before(stack: Stack, holders: Mapping[CallStack, int]) -> list[CallStack]:
+def _likely_owners(stack: Stack, holders: Mapping[CallStack, int]) -> list[CallStack]:
     """Stacks that may hold the GIL just before ``stack``, the likeliest last; [] if none is known."""
     distances = {each: distance for each in holders if (distance := _distance(stack, each.lines)) is not None}
     least = min(distances.values(), default=None)
@@ -188,10 +188,10 @@ def _distance(follower: Stack, owner: Stack) -> tuple[int, bool, int] | None:
 def begin_wait(taken_ns: Ints, waited_ns: Ints, *others: Ints) -> Mask:
     """[L] which burst samples begin a wait for the GIL instead of continuing that of the previous sample. A change in any of the
     ``others`` [L] also begins a new one."""
-    goes_on = taken_ns[1:] - waited_ns[1:] - taken_ns[:-1] < HELD_NS + _BETWEEN_LOOKS_NS
+    continues = taken_ns[1:] - waited_ns[1:] - taken_ns[:-1] < HELD_NS + _BURST_PAUSE_NS
     for values in others:
-        goes_on &= values[1:] == values[:-1]
-    return np.append(True, ~goes_on)[: len(taken_ns)]
+        continues &= values[1:] == values[:-1]
+    return np.append(True, ~continues)[: len(taken_ns)]
 
 
 EVENTS: dict[Component, tuple[EventKind, ...]] = {
@@ -258,9 +258,9 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
         return np.array([step.length_ns for step in self.log.steps], np.int64)
 
     @cached_property
-    def _doing(self) -> Ints:
+    def _event_bits(self) -> Ints:
         """[S] bits of the kinds of events that contain each sample."""
-        return _doing(self.log.steps, self.time_ns)
+        return _event_bits(self.log.steps, self.time_ns)
 
     @cached_property
     def _gap(self) -> Ints:
@@ -269,9 +269,9 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def per_burst(self) -> float:
-        """Number of ordinary samples that a burst sample represents: those in ``ASKED_NS``."""
+        """Number of ordinary samples that a burst sample represents: those in ``GIL_REQUEST_NS``."""
         in_steps = np.count_nonzero((self.step >= 0) & (self.kind != Kind.BURST))
-        return ASKED_NS * in_steps / max(self.log.burst_ns, 1)
+        return GIL_REQUEST_NS * in_steps / max(self.log.burst_ns, 1)
 
     def steps_of(self, numbers: Collection[int]) -> Mask:
         """[N] mask of the log's steps with these numbers."""
@@ -285,9 +285,9 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
     def while_doing(self, components: Sequence[Component], gap: Gap | None = None) -> Mask:
         """[S] mask of samples taken while the thread did this kind of work, optionally only in gaps of this kind."""
         wanted = sum(_BITS[kind.value] for kind in kinds_of(components))
-        inside = self._doing & ~_FORWARD
+        inside = self._event_bits & ~_FORWARD
         outside = np.where(
-            (self._doing & _FORWARD) != 0, Component.FORWARD in components, Component.HOST in components
+            (self._event_bits & _FORWARD) != 0, Component.FORWARD in components, Component.HOST in components
         )
         chosen: Mask = np.where(inside != 0, (inside & wanted) != 0, outside)
         if gap is not None:
@@ -309,7 +309,7 @@ class Weights(msgspec.Struct, frozen=True):
     """Burst samples, scaled to ordinary ones: another estimate of ``before``."""
 
     @property
-    def at_random(self) -> Array:
+    def without_bursts(self) -> Array:
         """Weight without burst samples."""
         return self.seen + self.before + self.following
 
@@ -324,7 +324,7 @@ class Samples(msgspec.Struct, frozen=True, eq=False, dict=True):
     gil_owners: GilOwners
 
     @cached_property
-    def outside(self) -> Mask:
+    def outside_torch(self) -> Mask:
         """[K] whether the innermost line is known and outside torch."""
         return np.array([each.innermost is not None and not each.in_torch for each in self.stacks], bool)
 
@@ -335,7 +335,7 @@ class Samples(msgspec.Struct, frozen=True, eq=False, dict=True):
         seen, following, bursts = (
             np.bincount(stack[(stack >= 0) & (kind == each)], minlength=count).astype(float) for each in Kind
         )
-        before = self.gil_owners.taken_from(following)
+        before = self.gil_owners.take_from(following)
         return Weights(seen, before, following, bursts * rows.per_burst)
 
     def by_stack(self, weights: Array, whole: bool = False) -> dict[Stack, float]:
@@ -343,7 +343,7 @@ class Samples(msgspec.Struct, frozen=True, eq=False, dict=True):
         found: defaultdict[Stack, float] = defaultdict(float)
         for number in np.flatnonzero(weights).tolist():
             stack = self.stacks[number]
-            found[stack.whole if whole else stack.lines] += float(weights[number])
+            found[stack.with_innermost if whole else stack.lines] += float(weights[number])
         return found
 
 
@@ -351,7 +351,7 @@ def samples_of(logs: Sequence[RankLog]) -> Samples:
     """Samples of ``logs``, which must be on one clock."""
     stacks: dict[CallStack, int] = {}
     rows = [np.concatenate([log.samples, log.burst_samples]) for log in logs]
-    shown = [_shown(log, of_rank, stacks) for log, of_rank in zip(logs, rows, strict=True)]
+    shown = [_stack_numbers(log, of_rank, stacks) for log, of_rank in zip(logs, rows, strict=True)]
     every, shows = np.concatenate([no_samples(), *rows]), np.concatenate([no_samples()[:, 1], *shown])
     moments = [moments_of(of_rank) for of_rank in rows]
     in_training, in_forward = (
@@ -362,7 +362,9 @@ def samples_of(logs: Sequence[RankLog]) -> Samples:
     )
     follows, gil_owners = gil_owners_of(stacks, shows, every[:, 3], in_training, in_forward)
     of_ranks = np.split(follows, np.cumsum([len(of_rank) for of_rank in rows]))
-    ranks = [_of_rank(*of_rank) for of_rank in zip(logs, rows, shown, of_ranks[: len(logs)], strict=True)]
+    ranks = [
+        _rank_samples(*of_rank) for of_rank in zip(logs, rows, shown, of_ranks[: len(logs)], strict=True)
+    ]
     return Samples(list(stacks), ranks, gil_owners)
 
 
@@ -371,7 +373,7 @@ def _in_training_and_forward(log: RankLog, moments: Ints) -> tuple[Mask, Mask]:
     return log.steps_at(moments) >= WARM_UP_STEPS, (_doing(log.steps, moments) & _FORWARD) != 0
 
 
-def _shown(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:
+def _stack_numbers(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:
     """[S] number of the stack that each row shows, -1 for none. New stacks are added to ``stacks``."""
     of_user = np.unique(rows[:, 1], return_inverse=True)[1]
     innermost, of_innermost = np.unique(rows[:, 2], return_inverse=True)
@@ -387,19 +389,19 @@ def _shown(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:
     return numbers[which]
 
 
-def _of_rank(log: RankLog, rows: Ints, stack: Ints, follows: Mask) -> RankSamples:
+def _rank_samples(log: RankLog, rows: Ints, stack: Ints, follows: Mask) -> RankSamples:
     """Samples of one rank. ``stack`` [S]: what each shows; ``follows`` [S]: whether that is a follower."""
     time_ns, bursts = moments_of(rows), np.arange(len(rows)) >= len(log.samples)
     step = log.steps_at(time_ns)
     asked = np.flatnonzero(bursts & ~follows & (step >= 0))
-    doing = _doing(log.steps, time_ns[asked])
+    doing = _event_bits(log.steps, time_ns[asked])
     kept = ~bursts
     kept[asked] = begin_wait(rows[asked, 0], rows[asked, 3], step[asked], doing)
     kind = np.where(bursts, Kind.BURST, np.where(follows, Kind.FOLLOWING, Kind.SEEN))
     return RankSamples(log, *(column[kept] for column in (time_ns, step, stack, kind)))
 
 
-def _doing(steps: Sequence[Step], moments: Ints) -> Ints:
+def _event_bits(steps: Sequence[Step], moments: Ints) -> Ints:
     """[S] bits of the kinds of events that contain each of the ``moments``. Events are cut at the ends of their step."""
     doing = np.zeros(len(moments), np.int64)
     spans: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)

@@ -19,7 +19,7 @@ from .table import CallStack, gil_owners_of
 
 _FEWEST_SAMPLES = 5
 """Fewest samples of a reported line."""
-_MOST_OF_WORKERS = 2
+_MAX_WORKER_LINES = 2
 """Most lines of workers listed before the line of the loop."""
 _MOST_CALLERS = 4
 """Most callers of a worker's line."""
@@ -120,11 +120,11 @@ def with_workers(facts: LoaderFacts, work: WorkersWork | None) -> LoaderFacts:
     )
 
 
-def led_by_workers(cost: Cost, work: WorkersWork | None) -> Cost:
+def with_worker_lines(cost: Cost, work: WorkersWork | None) -> Cost:
     """The cost of waiting for data, with the workers' lines before the loop's own line, which only waits for them."""
     if work is None:
         return cost
-    lines = work.where[:_MOST_OF_WORKERS]
+    lines = work.where[:_MAX_WORKER_LINES]
     if cost.ranks is None and work.slow is None:
         lines = [replace(where, process="workers") for where in lines]
     return replace(cost, where=joined(lines, cost.where))
@@ -165,7 +165,7 @@ def _lines(rank: int, logs: Sequence[WorkerLog], slow: SlowWorker | None) -> lis
     net = {line: weight - others.get(line, 0.0) for line, weight in by_line(stacks).items()}
     whole = sum(weight for weight in net.values() if weight > 0)
     counts = by_line(_by_stack(own, counts=True))
-    who = f"{'workers' if slow is None else f'worker {slow.number}'} of rank {rank}"
+    process = f"{'workers' if slow is None else f'worker {slow.number}'} of rank {rank}"
     found = []
     for where in ranked({line: net[line] for line, count in counts.items() if count >= _FEWEST_SAMPLES}):
         line = where.stack[0]
@@ -177,14 +177,14 @@ def _lines(rank: int, logs: Sequence[WorkerLog], slow: SlowWorker | None) -> lis
                     share=net[line] / whole,
                     samples=round(counts[line]),
                     callers=heaviest[1 : 1 + _MOST_CALLERS],
-                    process=who,
-                    inside=_inside(line, own),
+                    process=process,
+                    inside=_library_line(line, own),
                 )
             )
     return found
 
 
-def _inside(line: CodeLine, logs: Sequence[WorkerLog]) -> CodeLine | None:
+def _library_line(line: CodeLine, logs: Sequence[WorkerLog]) -> CodeLine | None:
     """The heaviest line of the library function that takes most of the time at this ``line``."""
     samples = [sample for log in logs for sample in log.samples if sample.user.stack[0] == line]
     functions: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -222,7 +222,7 @@ def _by_stack(logs: Sequence[WorkerLog], *, counts: bool = False) -> Mapping[Sta
         np.bincount(shown[chosen], weights[chosen], len(stacks)).astype(float)
         for chosen in (~follows, follows)
     )
-    at += owners.taken_from(following) + following
+    at += owners.take_from(following) + following
     found: defaultdict[Stack, float] = defaultdict(float)
     for stack, weight in zip(stacks, at.tolist(), strict=True):
         if weight:

@@ -27,33 +27,35 @@ _FEWEST_USUAL = 3
 """Fewest gaps without a save from which the typical length of such a gap is computed."""
 
 
-def preparations(saves: Intervals, gaps: Gaps, recorded: Intervals, waits: Intervals) -> Intervals:
+def unrecorded_checkpoint_time(
+    saves: Intervals, gaps: Gaps, recorded: Intervals, waits: Intervals
+) -> Intervals:
     """Checkpoint time outside ``torch.save``, in the gaps that contain ``saves``, ns.
 
     It is the part of a gap that neither ``recorded`` work nor ``waits`` for other ranks cover, minus the median of that part over
     the gaps of the same kind without a save. Empty if fewer than ``_FEWEST_USUAL`` gaps of the kind have no save.
     """
     at = gaps.at(saves[0])
-    begun, at = saves[0][at >= 0], at[at >= 0]
-    saving, first = np.unique(at, return_index=True)
+    save_starts, at = saves[0][at >= 0], at[at >= 0]
+    gaps_with_save, first = np.unique(at, return_index=True)
     free = subtract(gaps.times, union_of(recorded, waits))
-    whose = gaps.at(free[0])
-    length = np.bincount(whose, free[1] - free[0], minlength=len(gaps.kind))
-    without = np.ones(len(gaps.kind), bool)
-    without[saving] = False
+    gap_of_free = gaps.at(free[0])
+    length = np.bincount(gap_of_free, free[1] - free[0], minlength=len(gaps.kind))
+    has_no_save = np.ones(len(gaps.kind), bool)
+    has_no_save[gaps_with_save] = False
     usual_ns = {}
-    for kind in np.unique(gaps.kind[saving]).tolist():
-        others = length[without & (gaps.kind == kind)]
+    for kind in np.unique(gaps.kind[gaps_with_save]).tolist():
+        others = length[has_no_save & (gaps.kind == kind)]
         usual_ns[kind] = float(np.median(others)) if len(others) >= _FEWEST_USUAL else np.inf
     pieces = [EMPTY]
-    for gap, own_saves in zip(saving.tolist(), np.split(begun, first[1:]), strict=False):
-        own = slice(*np.searchsorted(whose, (gap, gap + 1)))
+    for gap, saves_in_gap in zip(gaps_with_save.tolist(), np.split(save_starts, first[1:]), strict=False):
+        own = slice(*np.searchsorted(gap_of_free, (gap, gap + 1)))
         times = free[0][own], free[1][own]
-        pieces.append(_beyond_typical(times, own_saves, waits, usual_ns[int(gaps.kind[gap])]))
+        pieces.append(_excess_over_usual(times, saves_in_gap, waits, usual_ns[int(gaps.kind[gap])]))
     return union_of(*pieces)
 
 
-def _beyond_typical(times: Intervals, saves: NDArray[Any], waits: Intervals, usual_ns: float) -> Intervals:
+def _excess_over_usual(times: Intervals, saves: NDArray[Any], waits: Intervals, usual_ns: float) -> Intervals:
     """The ``times`` of one gap, with ``usual_ns`` of them removed.
 
     The ``waits`` divide the gap into parts. ``usual_ns`` is removed first from the parts after the last save, the last part first, then
@@ -61,8 +63,10 @@ def _beyond_typical(times: Intervals, saves: NDArray[Any], waits: Intervals, usu
     """
     part = np.searchsorted(waits[1], times[0], side="right")
     with_save = np.searchsorted(waits[1], saves, side="right")
-    behind = part > with_save.max()
-    order = np.lexsort((np.where(behind, -part, part), np.isin(part, with_save), ~behind))
+    is_after_last_save = part > with_save.max()
+    order = np.lexsort(
+        (np.where(is_after_last_save, -part, part), np.isin(part, with_save), ~is_after_last_save)
+    )
     lengths = (times[1] - times[0])[order]
     usual = np.empty(len(order))
     usual[order] = np.clip(usual_ns - (np.cumsum(lengths) - lengths), 0, lengths)
@@ -117,7 +121,7 @@ class Activities(msgspec.Struct, frozen=True):
         moved = {component: (starts + by_ns, ends + by_ns) for component, (starts, ends) in self.sets.items()}
         return Activities(origin_ns, moved, self.gaps.shifted(by_ns))
 
-    def unmarked(self, component: Component) -> Intervals:
+    def unrecorded_gaps(self, component: Component) -> Intervals:
         """The gaps whose operators count as ``component``, minus the recorded activities."""
         left = self.gaps.of(component)
         for recorded in self.sets.values():
@@ -129,8 +133,10 @@ def activities_of(
     steps: Sequence[Step], origin_ns: int, with_workers: Collection[int], on_device_time: bool
 ) -> Activities:
     """Activities in these steps. ``with_workers``: ids of the rank's loaders with worker processes."""
-    fresh: Counter[int] = Counter()
-    spans = _times(steps, origin_ns, lambda event: _component(event, fresh, with_workers), until_ready=True)
+    starting_batches: Counter[int] = Counter()
+    spans = _times(
+        steps, origin_ns, lambda event: _component(event, starting_batches, with_workers), until_ready=True
+    )
     gaps = NO_GAPS
     if not on_device_time:
         gaps = gaps_between(_times(steps, origin_ns, lambda event: _PHASES.get(event.kind)))
@@ -143,8 +149,8 @@ def activities_of(
     saves = sets[Component.CHECKPOINT]
     if len(saves[0]):
         waits = _times(steps, origin_ns, lambda event: _WAITS.get(event.kind)).get("wait", EMPTY)
-        prepared = preparations(saves, gaps, covered, union(*waits))
-        sets[Component.CHECKPOINT] = union_of(saves, prepared)
+        unrecorded = unrecorded_checkpoint_time(saves, gaps, covered, union(*waits))
+        sets[Component.CHECKPOINT] = union_of(saves, unrecorded)
     return Activities(origin_ns, sets, gaps)
 
 
@@ -172,13 +178,15 @@ def _times(
     return {sort: (table[0], table[1]) for sort, table in tables.items()}
 
 
-def _component(event: Event, fresh: Counter[int], with_workers: Collection[int]) -> Component | None:
-    """Component of an event. ``fresh``: by loader, how many of the next batches still wait for the start of its workers."""
+def _component(
+    event: Event, starting_batches: Counter[int], with_workers: Collection[int]
+) -> Component | None:
+    """Component of an event. ``starting_batches``: by loader, how many of the next batches still wait for the start of its workers."""
     if event.kind == EventKind.ITERATION:
-        fresh[event.loader] = _EPOCH_START_BATCHES if event.loader in with_workers else 0
+        starting_batches[event.loader] = _EPOCH_START_BATCHES if event.loader in with_workers else 0
         return Component.EPOCH_START
     if event.kind == EventKind.DATA:
-        starting = fresh[event.loader] > 0
-        fresh[event.loader] -= 1
+        starting = starting_batches[event.loader] > 0
+        starting_batches[event.loader] -= 1
         return Component.EPOCH_START if starting or event.exhausted else Component.DATA
     return _WHOLE_EVENTS.get(event.kind)

@@ -44,7 +44,7 @@ _TIMED: dict[str, tuple[str, str]] = {
     EventKind.OPTIMIZER: ("opt", "opt_end"),
 }
 """Kind of event → the names of its marks."""
-_LEFT_OUT = (EventKind.COLLECTIVE, EventKind.BARRIER, EventKind.WAIT, EventKind.BROADCAST)
+_OMITTED_KINDS = (EventKind.COLLECTIVE, EventKind.BARRIER, EventKind.WAIT, EventKind.BROADCAST)
 
 
 def in_device_time(logs: Sequence[RankLog]) -> list[RankLog] | None:
@@ -67,10 +67,10 @@ def in_device_time(logs: Sequence[RankLog]) -> list[RankLog] | None:
     return [
         replace(
             log,
-            steps=tuple(step.placed(ns) for step, ns in zip(steps, ahead_ns.tolist(), strict=True)),
+            steps=tuple(step.on_host_clock(ns) for step, ns in zip(steps, ahead_ns.tolist(), strict=True)),
             on_device_time=True,
         )
-        for log, steps, ahead_ns in zip(logs, chosen, _hosts_ahead(chosen), strict=True)
+        for log, steps, ahead_ns in zip(logs, chosen, _host_clock_offsets(chosen), strict=True)
     ]
 
 
@@ -91,7 +91,7 @@ class _TimedStep(msgspec.Struct, frozen=True):
         reduced = [e.end_ns for e in self.events if e.kind == EventKind.BACKWARD and e.reductions]
         return self.start_ns + max(reduced)
 
-    def placed(self, ahead_ns: int) -> Step:
+    def on_host_clock(self, ahead_ns: int) -> Step:
         """The step on the hosts' clock, which is ``ahead_ns`` ahead of the device's. Host events keep their times."""
         start_ns = self.start_ns + ahead_ns
         lag_ns = self.step.start_ns - start_ns
@@ -116,27 +116,29 @@ def timed_step(step: Step, times: DeviceTimes | None) -> _TimedStep | None:
                 return None
             counts[event.kind] += 1
             events.append(timed)
-        elif event.kind not in _LEFT_OUT:
+        elif event.kind not in _OMITTED_KINDS:
             events.append(event)
-    as_many = all(len(times.named(begin)) == counts[kind] for kind, (begin, _) in _TIMED.items())
+    counts_match = all(len(times.marks_named(begin)) == counts[kind] for kind, (begin, _) in _TIMED.items())
     reduced = any(event.kind in _TIMED and event.reductions for event in events)
-    return _TimedStep(step, times.start_ns, times.length_ns, tuple(events)) if as_many and reduced else None
+    return (
+        _TimedStep(step, times.start_ns, times.length_ns, tuple(events)) if counts_match and reduced else None
+    )
 
 
 def _timed_event(event: Event, times: DeviceTimes, number: int) -> Event | None:
     """The ``number``-th event of its kind as the device ran it, ns after the step's start on the device. None if its
     marks are missing or inconsistent."""
-    starts, ends = map(times.named, _TIMED[event.kind])
+    starts, ends = map(times.marks_named, _TIMED[event.kind])
     if len(starts) <= number or len(ends) <= number or ends[number] < starts[number]:
         return None
     start_ns, end_ns = starts[number], ends[number]
     if event.kind == EventKind.OPTIMIZER:
         # A closure runs inside optimizer.step(); the optimizer's own work starts when the closure's backward ends.
-        start_ns = max([start_ns, *(at for at in times.named("bwd_end") if at <= end_ns)])
+        start_ns = max([start_ns, *(at for at in times.marks_named("bwd_end") if at <= end_ns)])
     timed = replace(event, start_ns=start_ns, duration_ns=end_ns - start_ns)
     if not event.reductions:
         return timed
-    ready = [at for at in times.named("ready") if start_ns <= at <= end_ns]
+    ready = [at for at in times.marks_named("ready") if start_ns <= at <= end_ns]
     if not ready:
         return None
     own = {"forward_end_ns": ready[-1], "ready_ns": (0,)}
@@ -144,7 +146,7 @@ def _timed_event(event: Event, times: DeviceTimes, number: int) -> Event | None:
     return replace(timed, also=also, **(own if event.synced else {}))
 
 
-def _hosts_ahead(ranks: Sequence[Sequence[_TimedStep]]) -> list[Ints]:
+def _host_clock_offsets(ranks: Sequence[Sequence[_TimedStep]]) -> list[Ints]:
     """By rank: [N] ns by which the hosts' clock is ahead of the device's at each step."""
     ahead = [
         running(np.array([timed.step.start_ns - timed.start_ns for timed in steps]), TUNING.neighbours).max(

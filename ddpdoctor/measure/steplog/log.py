@@ -23,7 +23,7 @@ from .activities import Activities, activities_of
 from .records import EVALUATED, DeviceTimes, Step, WorkerLog
 from .syncpoints import SyncPoint, has_ddp, sync_points_of
 
-_ONE_IN = 3
+_MAX_STEPS_PER_BATCH = 3
 """A loader that gives batches in at least one of this many steps is a training loader. Two alternating training loaders both qualify; a
 loader used for evaluation every few steps does not."""
 
@@ -39,7 +39,7 @@ def usual_loader(steps: Sequence[Step]) -> int | None:
     return batches.most_common(1)[0][0] if batches else None
 
 
-_FAR_FEWER = 0.9
+_SHORT_LOG_SHARE = 0.9
 """Share of the longest log's steps below which a log is reported as short. Ranks killed one after the other differ by a few steps."""
 
 
@@ -48,23 +48,23 @@ def notes_on_records(
 ) -> list[Note]:
     """Notes on the records of all ranks of a run. ``ended``: whether the job is known to be over. ``window``: number of the captured
     window that is analysed. ``sampled``: whether the run has hashes of the files in which its ranks were sampled."""
-    own = [Note(sentence).of_rank(log.rank) for log in logs for sentence in _own_sentences(log)]
+    own = [Note(sentence).of_rank(log.rank) for log in logs for sentence in _recorded_sentences(log)]
     return [
-        *_without_steps(logs),
-        *_without_samples(logs, sampled),
-        *(_cut_short(logs) if ended else []),
-        *_shorter(logs),
+        *_no_steps_notes(logs),
+        *_no_samples_notes(logs, sampled),
+        *(_truncation_notes(logs) if ended else []),
+        *_short_log_notes(logs),
         *own,
-        *_lost_windows(logs, ended),
-        *([] if window is not None else _captured(logs)),
+        *_lost_window_notes(logs, ended),
+        *([] if window is not None else _capture_notes(logs)),
     ]
 
 
-def _captured(logs: Sequence[RankLog]) -> list[Note]:
+def _capture_notes(logs: Sequence[RankLog]) -> list[Note]:
     """Note on windows captured while the job ran, if no window was recorded at its start."""
     if not logs or any(log.record.trace is not None for log in logs):
         return []
-    saved = sorted({number for log in logs for number in _saved(log)})
+    saved = sorted({number for log in logs for number in _saved_captures(log)})
     if not saved:
         return []
     which = f"Window {saved[0]} was" if len(saved) == 1 else f"Windows {', '.join(map(str, saved))} were"
@@ -75,12 +75,12 @@ def _captured(logs: Sequence[RankLog]) -> list[Note]:
     ]
 
 
-def _saved(log: RankLog) -> list[int]:
+def _saved_captures(log: RankLog) -> list[int]:
     captures = log.record.info.get("captures") or []
     return [each.get("number", 0) for each in captures if each.get("state") == "saved"]
 
 
-def _without_steps(logs: Sequence[RankLog]) -> list[Note]:
+def _no_steps_notes(logs: Sequence[RankLog]) -> list[Note]:
     """Notes on ranks whose step log has no step. If no log has a step and no window was recorded, the job may not have reached its
     first step; then only unreadable files are reported."""
     seen = sum(bool(log.steps) for log in logs)
@@ -101,7 +101,7 @@ _FEWEST_SAMPLES = 20
 UNKNOWN_LINES = "at which source lines this rank spends its time is known from its recorded calls alone"
 
 
-def _without_samples(logs: Sequence[RankLog], sampled: bool) -> list[Note]:
+def _no_samples_notes(logs: Sequence[RankLog], sampled: bool) -> list[Note]:
     """Notes on ranks without samples if ranks with as many steps have samples, or if the run is known to have been ``sampled``."""
     others = [len(log.steps) for log in logs if len(log.samples) >= _FEWEST_SAMPLES]
     if not others and (not sampled or any(len(log.samples) for log in logs)):
@@ -116,7 +116,7 @@ def _without_samples(logs: Sequence[RankLog], sampled: bool) -> list[Note]:
     ]
 
 
-def _cut_short(logs: Sequence[RankLog]) -> list[Note]:
+def _truncation_notes(logs: Sequence[RankLog]) -> list[Note]:
     """Notes on files of an ended job that end within a line. Ranks write whole lines, so such a file was truncated."""
     return [
         Note(f"{log.record.path}/{name} ends in the middle of a line: what followed is lost.").of_rank(
@@ -133,7 +133,7 @@ def _window_state(log: RankLog) -> str | None:
     return (log.record.info.get("window") or {}).get("state")
 
 
-def _shorter(logs: Sequence[RankLog]) -> list[Note]:
+def _short_log_notes(logs: Sequence[RankLog]) -> list[Note]:
     """Notes on ranks that recorded far fewer steps than others."""
     most = max((len(log.steps) for log in logs), default=0)
     return [
@@ -143,15 +143,15 @@ def _shorter(logs: Sequence[RankLog]) -> list[Note]:
             ranks=(log.rank,),
         )
         for log in logs
-        if 0 < len(log.steps) < _FAR_FEWER * most
+        if 0 < len(log.steps) < _SHORT_LOG_SHARE * most
     ]
 
 
-def _own_sentences(log: RankLog) -> list[str]:
+def _recorded_sentences(log: RankLog) -> list[str]:
     """Notes and errors that the rank itself recorded."""
     info = log.record.info
     why = (info.get("window") or {}).get("why") if _window_state(log) in ("skipped", "failed") else None
-    lost = None if _saved(log) else why
+    lost = None if _saved_captures(log) else why
     errors = (info.get("hook") or {}).get("errors") or []
     return [
         *(info.get("notes") or []),
@@ -161,7 +161,7 @@ def _own_sentences(log: RankLog) -> list[str]:
     ]
 
 
-def _lost_windows(logs: Sequence[RankLog], ended: bool) -> Iterator[Note]:
+def _lost_window_notes(logs: Sequence[RankLog], ended: bool) -> Iterator[Note]:
     """Notes on ranks that were killed, or are read, while their window was open, and on ranks whose saved window is missing."""
     for log in logs:
         state = _window_state(log)
@@ -257,7 +257,7 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
         for step in self.steps:
             used.update({event.loader for event in step.events if event.gives_batch})
         most = sum(step.in_full for step in self.steps)
-        return frozenset(loader for loader, times in used.items() if times * _ONE_IN >= most)
+        return frozenset(loader for loader, times in used.items() if times * _MAX_STEPS_PER_BATCH >= most)
 
     @cached_property
     def evaluated(self) -> frozenset[int]:

@@ -55,7 +55,7 @@ class StepPattern(msgspec.Struct, frozen=True):
         """Whether it is more than ``most_pauses`` single steps."""
         return self.kind is not PatternKind.ONCE or len(self.steps) > _TUNING.most_pauses
 
-    def compared(self, numbers: Ints) -> tuple[Mask, Mask]:
+    def long_and_usual_steps(self, numbers: Ints) -> tuple[Mask, Mask]:
         """Two masks [N] of the steps ``numbers``: the longer ones, and the typical ones to compare them with. For a growth, the typical
         steps are its first quarter and the longer ones the rest."""
         first, last = self.steps[0], self.steps[-1]
@@ -131,7 +131,7 @@ class Tuning(msgspec.Struct, frozen=True):
 _TUNING = Tuning()
 _LEAST_S = 1e-9
 """Lower limit of a length before its logarithm is taken."""
-_WHOLE_PER_SHORTER = 1.6
+_QUANTILE_SCATTER_RATIO = 1.6
 """For normal lengths and the 30 % quantile: scatter of the shorter steps around the quantile / their scatter around their own median."""
 _NORMAL_PER_DIFFERENCE = 0.886
 """For normal values: standard deviation / mean absolute difference of two = sqrt(pi) / 2."""
@@ -203,8 +203,8 @@ def _scatter(extra: Array) -> float:
     shorter = extra[extra < 0]
     if not len(shorter):
         return 0.0
-    among_them = scatter_of(shorter - np.median(shorter))
-    return min(float(scatter_of(shorter)), _WHOLE_PER_SHORTER * float(among_them))
+    own_scatter = scatter_of(shorter - np.median(shorter))
+    return min(float(scatter_of(shorter)), _QUANTILE_SCATTER_RATIO * float(own_scatter))
 
 
 def _costliest_period(numbers: Ints, is_long: Mask, extra: Array, usual: Array) -> StepPattern | None:
@@ -229,15 +229,15 @@ def _period(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
     for every in range(2, min(span // _TUNING.slots, _TUNING.farthest) + 1):
         counts = np.bincount(at % every, minlength=every)
         phase = int(counts.argmax())
-        if not _may_be_period(int(counts[phase]), every, len(at), len(numbers)):
+        if not _is_period_candidate(int(counts[phase]), every, len(at), len(numbers)):
             continue
         slots = np.flatnonzero(numbers % every == phase)
-        first, last = _stretch(is_long[slots], extra[slots])
+        first, last = _densest_part(is_long[slots], extra[slots])
         part = slice(slots[first], slots[last] + 1) if (first, last) != (0, len(slots) - 1) else slice(None)
         in_phase = np.zeros(len(numbers), bool)
         in_phase[slots[first : last + 1]] = True
-        beginnings = 1.0 if part == slice(None) else len(slots) ** 2 / 2
-        if _is_period(every, in_phase[part], is_long[part], extra[part], beginnings):
+        parts_tried = 1.0 if part == slice(None) else len(slots) ** 2 / 2
+        if _is_period(every, in_phase[part], is_long[part], extra[part], parts_tried):
             steps = in_phase & is_long
             # One or two far longer steps are pauses, not part of the period.
             far = steps & (extra >= _TUNING.pause_lengths * np.median(extra[steps]))
@@ -253,7 +253,7 @@ def _period(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
     return None
 
 
-def _may_be_period(count: int, every: int, long: int, steps: int) -> bool:
+def _is_period_candidate(count: int, every: int, long: int, steps: int) -> bool:
     """Quick test whether ``count`` of the ``long`` steps at one phase of the period are nearly all possible ones, or more than random
     (Poisson tail bound)."""
     if count < _TUNING.slots:
@@ -264,7 +264,7 @@ def _may_be_period(count: int, every: int, long: int, steps: int) -> bool:
     return count > expected and count * math.log(count / expected) - count + expected >= math.log(every) + 3.0
 
 
-def _stretch(hits: Mask, extra: Array) -> tuple[int, int]:
+def _densest_part(hits: Mask, extra: Array) -> tuple[int, int]:
     """First and last of the slots [M] of the part with enough ``hits``: all slots, or else the part with the largest surplus of hits.
     Slots at either end with less than half the median excess of the hits are cut off."""
     first, last = 0, len(hits) - 1
@@ -280,18 +280,18 @@ def _stretch(hits: Mask, extra: Array) -> tuple[int, int]:
     return int(as_long[0]), int(as_long[-1])
 
 
-def _is_period(every: int, in_phase: Mask, is_long: Mask, extra: Array, beginnings: float) -> bool:
-    """Whether nearly all steps ``in_phase`` and few others are long, among [M] consecutive steps. ``beginnings``: number of parts tried."""
+def _is_period(every: int, in_phase: Mask, is_long: Mask, extra: Array, parts_tried: float) -> bool:
+    """Whether nearly all steps ``in_phase`` and few others are long, among [M] consecutive steps; ``parts_tried``: how many were tried."""
     steps, chances = in_phase & is_long, int(in_phase.sum())
     hits = int(steps.sum())
     return (
         hits >= max(_TUNING.slots, _TUNING.regular * chances)
         and int(is_long.sum()) - hits <= _TUNING.between * (len(extra) - chances)
-        and beginnings * _by_chance(every, steps, in_phase, extra) <= _TUNING.by_chance
+        and parts_tried * _expected_random_periods(every, steps, in_phase, extra) <= _TUNING.by_chance
     )
 
 
-def _by_chance(every: int, steps: Mask, in_phase: Mask, extra: Array) -> float:
+def _expected_random_periods(every: int, steps: Mask, in_phase: Mask, extra: Array) -> float:
     """Expected number of periods, up to this length, with as many long ``steps`` if long steps were random (Chernoff bound of the
     binomial distribution). Long here: at least half the median excess of ``steps``; the rate is that of the other steps."""
     as_long = extra >= 0.5 * np.median(extra[steps])
@@ -334,16 +334,16 @@ def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
         return []
     blocks = np.median(lengths[: count * per_block].reshape(count, per_block), axis=1)
     cuts = _cuts(blocks)
-    as_stairs = _criterion(blocks - _stairs(blocks, cuts), 2 * len(cuts))
-    if _criterion(blocks - np.median(blocks), 0) <= as_stairs:
-        cuts, as_stairs = [], math.inf
+    levels_criterion = _criterion(blocks - _piecewise_medians(blocks, cuts), 2 * len(cuts))
+    if _criterion(blocks - np.median(blocks), 0) <= levels_criterion:
+        cuts, levels_criterion = [], math.inf
     place = np.arange(count, dtype=float)
     slope = trend(place, blocks, 0.9)
     line = slope.slope * place + np.median(blocks - slope.slope * place)
     # If the growth accelerates, the line starts below all lengths.
     first, last = max(float(line[0]), float(blocks.min())), float(line[-1])
-    grows = slope.z_score >= _TUNING.z_score and last - first >= 2 * _least_part(count) * first
-    if grows and last > first and _criterion(blocks - line, 1) < as_stairs:
+    grows = slope.z_score >= _TUNING.z_score and last - first >= 2 * _min_level_change(count) * first
+    if grows and last > first and _criterion(blocks - line, 1) < levels_criterion:
         beyond_s = float((blocks - first).mean()) * len(lengths)
         return [
             StepPattern(
@@ -358,7 +358,7 @@ def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
     return _changes(numbers, lengths, exact)
 
 
-def _least_part(blocks: int) -> float:
+def _min_level_change(blocks: int) -> float:
     """Smallest relative level change in a series of this many blocks."""
     return _TUNING.level * math.sqrt(max(_TUNING.blocks / blocks, 1.0))
 
@@ -373,18 +373,18 @@ def _cuts(blocks: Array) -> list[int]:
     cuts: list[int] = []
     for _ in range(_TUNING.most_changes):
         edges = [0, *cuts, len(blocks)]
-        offers = [
+        candidates = [
             (gain, start + place)
             for start, stop in pairwise(edges)
             if stop - start >= 2 * _TUNING.fewest_blocks
             for place, gain in [best_split(blocks[start:stop], _TUNING.fewest_blocks)]
         ]
-        if not offers:
+        if not candidates:
             break
-        more = sorted([*cuts, max(offers)[1]])
-        if not all(_is_change(blocks, more, place) for place in range(len(more))):
+        candidate_cuts = sorted([*cuts, max(candidates)[1]])
+        if not all(_is_change(blocks, candidate_cuts, place) for place in range(len(candidate_cuts))):
             break
-        cuts = more
+        cuts = candidate_cuts
     return cuts
 
 
@@ -393,14 +393,14 @@ def _is_change(blocks: Array, cuts: Sequence[int], place: int) -> bool:
     before, after = (np.median(blocks[a:b]) for a, b in list(pairwise(edges))[place : place + 2])
     # If blocks have one of two values, most may lie on the level: then only the differences of neighbours show the scatter.
     spread = max(
-        float(scatter_of(blocks - _stairs(blocks, cuts))),
+        float(scatter_of(blocks - _piecewise_medians(blocks, cuts))),
         _NORMAL_PER_DIFFERENCE * float(np.abs(np.diff(blocks)).mean()),
     )
-    least = max(_least_part(len(blocks)) * before, _TUNING.level_scatters * spread)
+    least = max(_min_level_change(len(blocks)) * before, _TUNING.level_scatters * spread)
     return bool(abs(after - before) >= least and after != before)
 
 
-def _stairs(blocks: Array, cuts: Sequence[int]) -> Array:
+def _piecewise_medians(blocks: Array, cuts: Sequence[int]) -> Array:
     """[N] the median of the part in which each block lies."""
     levels = [
         np.full(stop - start, np.median(blocks[start:stop]))

@@ -66,14 +66,16 @@ def read_limit_of(records: Sequence[RankRecord]) -> ReadLimit:
     shared: Ranges | None = None
     most = steps = size = 0
     for record in records:
-        own, own_size = _numbers(record)
+        own, own_size = _step_numbers(record)
         most, steps, size = max(most, size_of(own)), steps + size_of(own), size + own_size
-        present, shared = union([present, own]), own if shared is None else _common(shared, own)
+        present, shared = union([present, own]), own if shared is None else _intersection(shared, own)
     if is_small and most <= MOST_STEPS:
         return whole
     affordable = min(MOST_STEPS, MOST_BYTES // ranks * steps // max(size, 1))
     chosen = (
-        present if most <= affordable else _spread(present, shared or present, max(affordable, FEWEST_STEPS))
+        present
+        if most <= affordable
+        else _evenly_spread(present, shared or present, max(affordable, FEWEST_STEPS))
     )
     recorded = size_of(union([present, *thinned]))
     return ReadLimit(
@@ -81,7 +83,7 @@ def read_limit_of(records: Sequence[RankRecord]) -> ReadLimit:
     )
 
 
-def _numbers(record: RankRecord) -> tuple[Ranges, int]:
+def _step_numbers(record: RankRecord) -> tuple[Ranges, int]:
     """Step numbers in a rank's log, and the bytes of their lines."""
     numbers: Ranges = []
     first, last, size = 0, -2, 0
@@ -113,19 +115,19 @@ def contains(ranges: Ranges, number: int) -> bool:
     return place >= 0 and number <= ranges[place][1]
 
 
-def _spread(present: Ranges, shared: Ranges, most: int) -> Ranges:
+def _evenly_spread(present: Ranges, shared: Ranges, most: int) -> Ranges:
     """About ``most`` of the numbers: the first eighth, the newest quarter, and evenly spaced blocks between them.
 
     Blocks consist of steps that all ranks have, because ranks may have thinned out different steps.
     """
     first, newest = most // 8, most // 4
-    begin, end = _at(present, first), _at(present, size_of(present) - newest)
+    begin, end = _number_at(present, first), _number_at(present, size_of(present) - newest)
     room = most - first - newest
     # Step numbers may have large gaps: count only blocks that contain steps.
     blocks = sorted(
         {
             place
-            for low, high in _common(shared, [(begin, end - 1)])
+            for low, high in _intersection(shared, [(begin, end - 1)])
             for place in range(low // BLOCK_STEPS, high // BLOCK_STEPS + 1)
         }
     )
@@ -134,10 +136,10 @@ def _spread(present: Ranges, shared: Ranges, most: int) -> Ranges:
     count = min(count, max(1, room // block))
     chosen = {blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count)}
     middle = [(place * BLOCK_STEPS, place * BLOCK_STEPS + block - 1) for place in chosen]
-    return _common(present, union([[(0, begin - 1), (end, MOST_NUMBER)], middle]))
+    return _intersection(present, union([[(0, begin - 1), (end, MOST_NUMBER)], middle]))
 
 
-def _at(present: Ranges, position: int) -> int:
+def _number_at(present: Ranges, position: int) -> int:
     """The number at index ``position`` in increasing order; the last number + 1 if there are fewer."""
     before = 0
     for first, last in present:
@@ -147,7 +149,7 @@ def _at(present: Ranges, position: int) -> int:
     return present[-1][1] + 1
 
 
-def _common(one: Ranges, other: Ranges) -> Ranges:
+def _intersection(one: Ranges, other: Ranges) -> Ranges:
     common: Ranges = []
     i = j = 0
     while i < len(one) and j < len(other):

@@ -50,7 +50,7 @@ class Reduction(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField
     forward_end_ns: Offset | None = None
 
     @property
-    def counts(self) -> bool:
+    def has_known_module(self) -> bool:
         """Whether gradients of a known module were reduced."""
         return self.synced and self.module >= 0
 
@@ -85,7 +85,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
     source: Id | None = None
     destination: Id | None = None
 
-    def later(self, by_ns: int) -> Event:
+    def rebased(self, by_ns: int) -> Event:
         """The event relative to a step start that is ``by_ns`` later."""
         return msgspec.structs.replace(
             self,
@@ -113,7 +113,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
         own: tuple[Reduction, ...] = ()
         if self.synced and self.module >= 0:
             own = (Reduction(self.module, True, self.ready_ns, self.forward_end_ns),)
-        return (*own, *(each for each in self.also if each.counts)) if self.also else own
+        return (*own, *(each for each in self.also if each.has_known_module)) if self.also else own
 
     @property
     def gradients_ready_ns(self) -> int:
@@ -205,7 +205,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
             self, start_ns=self.start_ns + by_ns, end_ns=self.end_ns + by_ns, moved_ns=self.moved_ns + by_ns
         )
 
-    def marked(self, mark: str) -> Step:
+    def with_mark(self, mark: str) -> Step:
         """The step with one more mark."""
         return msgspec.structs.replace(self, marks=(*self.marks, mark))
 
@@ -224,7 +224,7 @@ class DeviceTimes(msgspec.Struct, frozen=True):
         """From the step's start to its last mark."""
         return self.marks[-1][1]
 
-    def named(self, name: str) -> list[int]:
+    def marks_named(self, name: str) -> list[int]:
         """Times of the marks with this name, in order; ns after ``start_ns``."""
         return [at for mark, at in self.marks if mark == name]
 

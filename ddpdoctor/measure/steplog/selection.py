@@ -59,15 +59,17 @@ def select_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
     anywhere = {step.number for log in logs for step in log.steps}
     # If several reasons apply, the last one in this dict is reported.
     reasons = {
-        **_no_training(logs, everywhere),
+        **_disturbed_or_evaluating(logs, everywhere),
         **dict.fromkeys(anywhere - set(everywhere), _MISSING),
         **dict.fromkeys(_warm_up(everywhere), WARM_UP),
         **dict.fromkeys(_suspended(everywhere), SUSPENDED),
     }
     # One or two steps so long that they would dominate the mean. The time after the last synchronisation of a step belongs to the
     # next cycle, so the step after a pause is excluded too.
-    lone = next((pattern.steps for pattern in patterns_of_run(logs, reasons) if not pattern.recurs), [])
-    paused = {each for number in lone for each in (number, number + 1)}
+    single_pauses = next(
+        (pattern.steps for pattern in patterns_of_run(logs, reasons) if not pattern.recurs), []
+    )
+    paused = {each for number in single_pauses for each in (number, number + 1)}
     reasons = {**dict.fromkeys(paused & set(everywhere), PAUSE), **reasons}
     candidates = set(everywhere) - set(reasons)
     profiled = {n for n in candidates if any(PROFILED in step.marks for step in everywhere[n])}
@@ -121,7 +123,7 @@ def longest_ns(steps: Sequence[Step]) -> int:
     return max(step.length_ns for step in steps)
 
 
-def _no_training(logs: Sequence[RankLog], everywhere: StepsByNumber) -> dict[int, str]:
+def _disturbed_or_evaluating(logs: Sequence[RankLog], everywhere: StepsByNumber) -> dict[int, str]:
     """Reasons for steps disturbed by a profiler, the steps after these, and steps with evaluation."""
     reasons: dict[int, str] = {}
     evaluating = evaluated(logs)

@@ -28,7 +28,12 @@ POINT_TO_POINT = (
     "send_object_list",
     "recv_object_list",
 )
-_OF_SHARDS = ("all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single")
+_SHARD_CALLS = (
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "reduce_scatter_tensor",
+    "reduce_scatter_single",
+)
 """Calls with which FSDP and DeepSpeed gather parameters and scatter gradients, under both of torch's names."""
 _CALLS = frozenset((EventKind.COLLECTIVE, EventKind.BARRIER))
 ROOTED = ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list")
@@ -85,15 +90,15 @@ class _Job(msgspec.Struct, frozen=True):
         return sum(self.module_bytes.get(each.module, 0.0) for each in reductions) or None
 
 
-_Seen = Counter[tuple[str, str]]
+_PointCounts = Counter[tuple[str, str]]
 """Number of points per kind and group so far in a step. It restarts in each step, because ranks may record different steps in full,
 and counts over the whole run would differ."""
 
 
-def _key(step: Step, seen: _Seen, kind: str, group: str) -> Key:
+def _key(step: Step, counts: _PointCounts, kind: str, group: str) -> Key:
     """Key of the step's next point of this kind and group."""
-    seen[kind, group] += 1
-    return kind, group, step.number * _MOST_IN_STEP + seen[kind, group] - 1
+    counts[kind, group] += 1
+    return kind, group, step.number * _MOST_IN_STEP + counts[kind, group] - 1
 
 
 def sync_points_of(steps: Sequence[Step], info: Mapping[str, Any]) -> list[SyncPoint]:
@@ -101,15 +106,15 @@ def sync_points_of(steps: Sequence[Step], info: Mapping[str, Any]) -> list[SyncP
     job = _Job.of(steps, info)
     points: list[SyncPoint] = []
     for step in steps:
-        seen: _Seen = Counter()
-        points += _of_backwards(step, seen, job)
-        points += _of_calls(step, seen, job)
-        points += _of_buffers(step, seen)
+        counts: _PointCounts = Counter()
+        points += _gradient_points(step, counts, job)
+        points += _collective_points(step, counts, job)
+        points += _buffer_points(step, counts)
     points.sort(key=lambda point: point.arrival_ns)
     return points
 
 
-def _of_backwards(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
+def _gradient_points(step: Step, counts: _PointCounts, job: _Job) -> Iterator[SyncPoint]:
     """DDP's gradient reductions. The rank arrives when its last gradient is ready, not when its backward pass begins or ends."""
     backwards = [event for event in step.events if event.kind == EventKind.BACKWARD]
     for micro, event in enumerate(backwards):
@@ -119,7 +124,7 @@ def _of_backwards(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
         module = reduced[0].module
         updates = [other.start_ns for other in step.events if other.kind == EventKind.OPTIMIZER]
         yield SyncPoint(
-            _key(step, seen, "ddp", str(module)),
+            _key(step, counts, "ddp", str(module)),
             SyncKind.GRADIENTS,
             "DDP gradients",
             step.number,
@@ -133,7 +138,7 @@ def _of_backwards(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
         )
 
 
-def _of_calls(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
+def _collective_points(step: Step, counts: _PointCounts, job: _Job) -> Iterator[SyncPoint]:
     """Collectives called from Python. For an asynchronous one, the arrival is the start of the wait for it."""
     if not any(event.kind in _CALLS for event in step.events):
         return
@@ -153,7 +158,7 @@ def _of_calls(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
             pending = event
             continue
         yield SyncPoint(
-            _key(step, seen, "call", call.group),
+            _key(step, counts, "call", call.group),
             _kind_of(call, wait, backwards, job, averages=since_ns <= call.start_ns <= until_ns),
             call.operation or call.kind,
             step.number,
@@ -174,17 +179,17 @@ def _kind_of(call: Event, wait: Event, backwards: Sequence[Event], job: _Job, *,
     if averages:
         return SyncKind.GRADIENTS
     inside = any(event.start_ns <= wait.start_ns < event.end_ns for event in backwards)
-    if job.sharded and (call.operation in _OF_SHARDS or inside):
+    if job.sharded and (call.operation in _SHARD_CALLS or inside):
         return SyncKind.MODEL
     return SyncKind.COLLECTIVE
 
 
-def _of_buffers(step: Step, seen: _Seen) -> Iterator[SyncPoint]:
+def _buffer_points(step: Step, counts: _PointCounts) -> Iterator[SyncPoint]:
     """Broadcasts of DDP's buffers from rank 0 at the start of a forward: all other ranks wait for rank 0."""
     for event in step.events:
         if event.kind == EventKind.BROADCAST:
             yield SyncPoint(
-                _key(step, seen, "buffers", str(event.module)),
+                _key(step, counts, "buffers", str(event.module)),
                 SyncKind.BROADCAST,
                 "DDP buffers",
                 step.number,
@@ -225,8 +230,8 @@ def match_syncs(ranks: Sequence[Sequence[SyncPoint]]) -> tuple[list[MatchedSync]
     matched, unmatched = [], 0
     for key, points in by_key.items():
         # If one rank missed a call, its sequence is shifted and different operations have the same key.
-        are_alike = len({point.name for point in points.values()}) == 1
-        if are_alike and len(points) == len(members[key[:2]]):
+        same_operation = len({point.name for point in points.values()}) == 1
+        if same_operation and len(points) == len(members[key[:2]]):
             matched.append(MatchedSync(key, points, next(iter(points.values()))))
         else:
             unmatched += len(points)

@@ -66,29 +66,31 @@ class Training(msgspec.Struct, frozen=True, dict=True):
 
 def trainings_of(logs: Sequence[RankLog]) -> list[Training]:
     """The consecutive trainings of the ranks; [] if there is only one. ``logs``: must have steps."""
-    firsts = _firsts(logs)
+    firsts = _first_steps_of_groups(logs)
     if not firsts:
         return []
     bounds = [0, *firsts]
     # The steps of each rank, by process group.
-    groups = list(zip(*(_divided(log, firsts) for log in logs), strict=True))
-    joined: list[int] = []
+    groups = list(zip(*(_steps_by_group(log, firsts) for log in logs), strict=True))
+    training_starts: list[int] = []
     known: list[dict[str, Any]] | None = None
     for place, of_ranks in enumerate(groups):
-        own = _settings(logs, of_ranks)
-        if not joined or not (own is None or known is None or own == known):
-            joined.append(place)
+        own = _ddp_settings(logs, of_ranks)
+        if not training_starts or not (own is None or known is None or own == known):
+            training_starts.append(place)
             known = own
         known = known or own
-    if len(joined) < 2:
+    if len(training_starts) < 2:
         return []
     found = []
-    for number, (place, until) in enumerate(zip(joined, [*joined[1:], len(groups)], strict=True), 1):
+    for number, (place, until) in enumerate(
+        zip(training_starts, [*training_starts[1:], len(groups)], strict=True), 1
+    ):
         steps = [
             [step for part in of_rank for step in part] for of_rank in zip(*groups[place:until], strict=True)
         ]
         parts = [
-            _part(log, own, bounds[place], is_last=until == len(groups))
+            _training_log(log, own, bounds[place], is_last=until == len(groups))
             for log, own in zip(logs, steps, strict=True)
             if own
         ]
@@ -96,14 +98,14 @@ def trainings_of(logs: Sequence[RankLog]) -> list[Training]:
     return found
 
 
-def _divided(log: RankLog, firsts: Sequence[int]) -> list[Sequence[Step]]:
+def _steps_by_group(log: RankLog, firsts: Sequence[int]) -> list[Sequence[Step]]:
     """The steps of a rank by process group. ``firsts``: numbers of the first steps of all groups but the first."""
     steps = sorted(log.steps, key=lambda step: step.number)
     cuts = [0, *(bisect_left(steps, first, key=lambda step: step.number) for first in firsts), len(steps)]
     return [steps[begin:end] for begin, end in pairwise(cuts)]
 
 
-def _begun(steps: Sequence[Step], group_ends_ns: Sequence[int]) -> Sequence[Step]:
+def _without_previous_training(steps: Sequence[Step], group_ends_ns: Sequence[int]) -> Sequence[Step]:
     """The ``steps``; if a process group ends within the first one, without the part before that, which is of the previous training."""
     if not steps:
         return steps
@@ -112,12 +114,12 @@ def _begun(steps: Sequence[Step], group_ends_ns: Sequence[int]) -> Sequence[Step
     first = replace(
         steps[0],
         start_ns=steps[0].start_ns + later_ns,
-        events=tuple(event.later(later_ns) for event in steps[0].events if event.start_ns >= later_ns),
+        events=tuple(event.rebased(later_ns) for event in steps[0].events if event.start_ns >= later_ns),
     )
     return [first, *steps[1:]] if later_ns else steps
 
 
-def _firsts(logs: Sequence[RankLog]) -> list[int]:
+def _first_steps_of_groups(logs: Sequence[RankLog]) -> list[int]:
     """Numbers of the first steps after a process group was destroyed; [] if the ranks disagree."""
     found: list[list[tuple[int, int]]] = []
     for log in logs:
@@ -136,7 +138,7 @@ def _firsts(logs: Sequence[RankLog]) -> list[int]:
     return firsts
 
 
-def _modules(log: RankLog, steps: Sequence[Step]) -> list[dict[str, Any]] | None:
+def _used_modules(log: RankLog, steps: Sequence[Step]) -> list[dict[str, Any]] | None:
     """The DDP modules used in the ``steps``; None if unknown: no step was recorded in full, or a module has no description."""
     if not any(step.in_full for step in steps):
         return None
@@ -147,12 +149,12 @@ def _modules(log: RankLog, steps: Sequence[Step]) -> list[dict[str, Any]] | None
     return [known[each] for each in sorted(used)] if used <= known.keys() else None
 
 
-def _settings(logs: Sequence[RankLog], of_ranks: Sequence[Sequence[Step]]) -> list[dict[str, Any]] | None:
+def _ddp_settings(logs: Sequence[RankLog], of_ranks: Sequence[Sequence[Step]]) -> list[dict[str, Any]] | None:
     """Settings of the DDP modules of a process group, from the first rank that took any of its steps; None if unknown."""
     log, steps = next(
         ((log, steps) for log, steps in zip(logs, of_ranks, strict=True) if steps), (logs[0], ())
     )
-    modules = _modules(log, _begun(steps, log.group_ends_ns))
+    modules = _used_modules(log, _without_previous_training(steps, log.group_ends_ns))
     if modules is None:
         return None
     return [
@@ -160,12 +162,12 @@ def _settings(logs: Sequence[RankLog], of_ranks: Sequence[Sequence[Step]]) -> li
     ]
 
 
-def _part(log: RankLog, steps: Sequence[Step], first: int, *, is_last: bool) -> RankLog:
+def _training_log(log: RankLog, steps: Sequence[Step], first: int, *, is_last: bool) -> RankLog:
     """A rank's records of one training. ``first``: number of its first step within the whole process."""
-    steps = _begun(steps, log.group_ends_ns)
+    steps = _without_previous_training(steps, log.group_ends_ns)
     start_ns, end_ns = steps[0].start_ns, steps[-1].end_ns
     info = {**log.record.info}
-    modules = _modules(log, steps)
+    modules = _used_modules(log, steps)
     if modules is not None:
         info["ddp"] = modules
     if first > 0:
@@ -183,8 +185,8 @@ def _part(log: RankLog, steps: Sequence[Step], first: int, *, is_last: bool) -> 
         log,
         record=with_fields(log.record, info=info),
         steps=tuple(replace(step, number=step.number - first) for step in steps),
-        samples=_between(log.samples, from_ns, until_ns),
-        burst_samples=_between(log.burst_samples, from_ns, until_ns),
+        samples=_samples_between(log.samples, from_ns, until_ns),
+        burst_samples=_samples_between(log.burst_samples, from_ns, until_ns),
         device_times={
             step.number - first: times
             for step in steps
@@ -195,6 +197,6 @@ def _part(log: RankLog, steps: Sequence[Step], first: int, *, is_last: bool) -> 
     )
 
 
-def _between(samples: Ints, from_ns: int, until_ns: int) -> Ints:
+def _samples_between(samples: Ints, from_ns: int, until_ns: int) -> Ints:
     """The samples [S, 4] in [from_ns, until_ns), epoch ns."""
     return samples[(samples[:, 0] >= from_ns) & (samples[:, 0] < until_ns)]

@@ -35,11 +35,11 @@ from ddpdoctor.measure.steplog import (
 )
 from ddpdoctor.rundir import EventKind
 
-_USUAL_UP_TO = 1.5
+_MAX_USUAL_RATIO = 1.5
 """Unrecorded steps of at most this multiple of the typical length, on average, count as ordinary steps dropped from a long log."""
-_LONGEST_NS = 366 * 86_400 * 10**9
+_MAX_RUN_NS = 366 * 86_400 * 10**9
 """A year. A launcher that started earlier used a clock that was set later."""
-_SAVING = 0.5
+_MIN_CHECKPOINT_SHARE = 0.5
 """Saving or loading is the reason for a long step if it takes at least this share of the excess over the typical length."""
 
 
@@ -153,18 +153,18 @@ def run_account(
     numbers, lengths_s = lengths_of_run(logs)
     counted = comparable_steps(numbers, why)
     patterns = step_patterns(numbers, lengths_s, counted)
-    usual = _usual(numbers, lengths_s, counted)
+    usual = _usual_lengths(numbers, lengths_s, counted)
     usual_each_s = np.array([usual[number] for number in numbers.tolist()])
     is_long = long_steps(lengths_s, usual_each_s)
-    beyond_s = dict(zip(numbers[is_long].tolist(), (lengths_s - usual_each_s)[is_long].tolist(), strict=True))
+    excess_s = dict(zip(numbers[is_long].tolist(), (lengths_s - usual_each_s)[is_long].tolist(), strict=True))
     recorded_s = _recorded_s(logs)
-    reasons = _reasons(logs, why, patterns, beyond_s, recorded_s)
+    reasons = _reasons(logs, why, patterns, excess_s, recorded_s)
     for number in numbers[pause_steps(lengths_s, usual_each_s)].tolist():
         reasons.setdefault(number, RunPart.PAUSES)
     known = [_launch_of(log, launches) for log in logs]
     last = max((log.steps[-1] for log in logs), key=lambda step: (step.number, step.end_ns))
     ranks = [
-        _of_rank(log, launch, reasons, usual, recorded_s, last, is_first=is_first, is_last=is_last)
+        _rank_account(log, launch, reasons, usual, recorded_s, last, is_first=is_first, is_last=is_last)
         for log, launch in zip(logs, known, strict=True)
     ]
     parts = {part: sum(rank.parts_s.get(part, 0.0) for rank in ranks) / len(ranks) for part in RunPart}
@@ -195,7 +195,7 @@ _PART_OF_REASON = {
 }
 
 
-def _usual(numbers: Ints, lengths_s: Array, counted: Mask) -> dict[int, float]:
+def _usual_lengths(numbers: Ints, lengths_s: Array, counted: Mask) -> dict[int, float]:
     """Step number → typical length of the surrounding steps, seconds."""
     known = usual_lengths(lengths_s[counted]) if counted.any() else np.array([float(np.median(lengths_s))])
     at = numbers[counted] if counted.any() else numbers[:1]
@@ -232,16 +232,16 @@ def _reasons(
     logs: Sequence[RankLog],
     why: Mapping[int, str],
     patterns: Sequence[StepPattern],
-    beyond_s: Mapping[int, float],
+    excess_s: Mapping[int, float],
     recorded_s: Mapping[int, Mapping[RunPart, float]],
 ) -> dict[int, RunPart]:
-    """Step number → part that gets its excess over the typical length; the first matching reason counts. ``beyond_s``: excess of the
+    """Step number → part that gets its excess over the typical length; the first matching reason counts. ``excess_s``: excess of the
     clearly longer steps, seconds; steps of typical length need no reason."""
     reasons = {number: _PART_OF_REASON[reason] for number, reason in why.items() if reason in _PART_OF_REASON}
     for number, of_step in recorded_s.items():
-        if of_step.get(RunPart.CHECKPOINTS, 0.0) >= _SAVING * beyond_s.get(number, math.inf):
+        if of_step.get(RunPart.CHECKPOINTS, 0.0) >= _MIN_CHECKPOINT_SHARE * excess_s.get(number, math.inf):
             reasons.setdefault(number, RunPart.CHECKPOINTS)
-    for number in _epochs(logs, beyond_s):
+    for number in _epoch_steps(logs, excess_s):
         reasons.setdefault(number, RunPart.EPOCHS)
     for pattern in patterns:
         part_of = {PatternKind.EVERY_NTH: RunPart.SOME_STEPS, PatternKind.ONCE: RunPart.PAUSES}
@@ -250,11 +250,11 @@ def _reasons(
     return reasons
 
 
-def _epochs(logs: Sequence[RankLog], beyond_s: Mapping[int, float]) -> Iterator[int]:
+def _epoch_steps(logs: Sequence[RankLog], excess_s: Mapping[int, float]) -> Iterator[int]:
     """Numbers of longer steps in which a pass over a loader begins or ends."""
     for log in logs:
         for step in log.steps[1:]:
-            if step.number in beyond_s and any(
+            if step.number in excess_s and any(
                 event.kind == EventKind.ITERATION or event.exhausted for event in step.events
             ):
                 yield step.number
@@ -266,11 +266,11 @@ def _launch_of(log: RankLog, launches: Mapping[str, Launch]) -> Launch | None:
     if launch is None:
         return None
     first, last = log.steps[0].recorded_ns, log.steps[-1].recorded_ns
-    starts = first[0] - _LONGEST_NS <= launch.started_ns <= first[1]
+    starts = first[0] - _MAX_RUN_NS <= launch.started_ns <= first[1]
     return launch if starts and (launch.ended_ns is None or launch.ended_ns >= last[0]) else None
 
 
-def _of_rank(
+def _rank_account(
     log: RankLog,
     launch: Launch | None,
     reasons: Mapping[int, RunPart],
@@ -291,9 +291,9 @@ def _of_rank(
     if launch is not None:
         # The launcher's restart count omits restarts caused by another host's ranks, but then the rank has another recording.
         is_restarted = not is_first or log.record.attempt or log.record.repeat
-        began = RunPart.EARLIER_ATTEMPTS if is_restarted else RunPart.START
-        began = RunPart.OTHER_TRAININGS if log.follows_training else began
-        parts[began] = (first_ns - launch.started_ns) / 1e9
+        start_part = RunPart.EARLIER_ATTEMPTS if is_restarted else RunPart.START
+        start_part = RunPart.OTHER_TRAININGS if log.follows_training else start_part
+        parts[start_part] = (first_ns - launch.started_ns) / 1e9
         own_end_ns = max(ended_ns if isinstance(ended_ns, int) else 0, last_ns)
         if (later_ns := log.later_trainings_end_ns) is not None and launch.ended_ns is not None:
             later_ns = min(max(later_ns, own_end_ns), launch.ended_ns)
@@ -312,11 +312,11 @@ def _of_rank(
         if before is not None and step.number > before.number + 1:
             between_s = max(step.start_ns - before.end_ns, 0) / 1e9
             as_usual_s = (step.number - before.number - 1) * usual_s.get(step.number, 0.0)
-            known = between_s <= _USUAL_UP_TO * as_usual_s
+            known = between_s <= _MAX_USUAL_RATIO * as_usual_s
             parts[RunPart.STEPS if known else RunPart.UNKNOWN] += between_s
         step_usual_s = usual_s.get(step.number, 0.0)
         reason = reasons.get(step.number)
-        if reason is None and step.length_ns / 1e9 > _USUAL_UP_TO * step_usual_s:
+        if reason is None and step.length_ns / 1e9 > _MAX_USUAL_RATIO * step_usual_s:
             # Other ranks wait in this step for a delay after the last synchronisation of the previous step.
             reason = reasons.get(step.number - 1)
         _add_step(parts, step, reason, step_usual_s, recorded_s.get(step.number, {}))
@@ -349,21 +349,21 @@ def _add_step(
     """Divides the time of a step among the parts."""
     length_s = step.length_ns / 1e9
     if step.number == 0:
-        prepared_s, batch_s = prepared(step)
+        prepared_s, batch_s = preparation_times(step)
         parts[RunPart.PREPARATION] += prepared_s
         parts[RunPart.FIRST_BATCH] += batch_s
         length_s -= prepared_s + batch_s
     ordinary_s = length_s if reason is None else min(length_s, usual_s)
     parts[RunPart.STEPS] += ordinary_s
     if reason is not None:
-        beyond_s = length_s - ordinary_s
+        excess_s = length_s - ordinary_s
         for part, seconds in recorded_s.items() if reason is RunPart.EVALUATION else ():
-            parts[part] += min(seconds, beyond_s)
-            beyond_s -= min(seconds, beyond_s)
-        parts[reason] += beyond_s
+            parts[part] += min(seconds, excess_s)
+            excess_s -= min(seconds, excess_s)
+        parts[reason] += excess_s
 
 
-def prepared(step: Step) -> tuple[float, float]:
+def preparation_times(step: Step) -> tuple[float, float]:
     """(seconds of the first step until the first batch is requested, or else until the first forward pass; seconds of the wait for the
     batch)."""
     requests = [

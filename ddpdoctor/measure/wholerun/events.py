@@ -50,15 +50,15 @@ _PERSISTENCE = {
 _IN_EVALUATION = (Component.HOST, Component.FORWARD)
 """Components used to find the lines of an evaluation. DATA is not used: the training loader starts again at the same time, and its
 batches would be attributed to the evaluation."""
-_OWN = 0.5
+_MIN_OWN_SHARE = 0.5
 """A rank causes the extra time if its own part is longer by at least this share of it."""
-_OFF_CPU = 0.5
+_MIN_OFF_CPU_SHARE = 0.5
 """Share of the extra time that is neither running nor runnable, from which it counts as off-CPU."""
 _MAY_WAIT = (EventKind.BACKWARD, EventKind.COLLECTIVE, EventKind.BARRIER, EventKind.WAIT)
 """Kinds of events in which a rank may wait for others."""
 
 
-def _by_samples(
+def _ranks_from_samples(
     logs: Sequence[RankLog], lines: LogSourceLines, long: set[int], usual: set[int]
 ) -> tuple[list[int], list[Where]]:
     """(indices of the ranks that did not wait for others, their lines) for ``long`` steps with only times and samples recorded: the ranks
@@ -71,9 +71,11 @@ def _by_samples(
         if event.kind in _MAY_WAIT and (where := log.where.get(event.where)) is not None
     }
     work = _COMPONENTS["host"]  # without events, all samples of a step count as host work
-    seen = [lines.longer(work, [place], long, usual) for place in range(len(logs))]
-    who = [place for place, found in enumerate(seen) if found and (found[0].file, found[0].line) not in waits]
-    return who, lines.longer(work, who, long, usual) if who else []
+    seen = [lines.excess_lines(work, [place], long, usual) for place in range(len(logs))]
+    culprits = [
+        place for place, found in enumerate(seen) if found and (found[0].file, found[0].line) not in waits
+    ]
+    return culprits, lines.excess_lines(work, culprits, long, usual) if culprits else []
 
 
 def event_of(
@@ -88,26 +90,28 @@ def event_of(
     if pattern is None:
         return None
     numbers = np.array(sorted({step.number for log in logs for step in log.steps}), np.int64)
-    long, usual = (set(numbers[steps].tolist()) for steps in pattern.compared(numbers))
-    of_long, of_usual = ([_median_times(log.steps, steps) for log in logs] for steps in (long, usual))
-    known = [bool(now and before) for now, before in zip(of_long, of_usual, strict=True)]
+    long, usual = (set(numbers[steps].tolist()) for steps in pattern.long_and_usual_steps(numbers))
+    long_times, usual_times = ([_median_times(log.steps, steps) for log in logs] for steps in (long, usual))
+    known = [bool(now and before) for now, before in zip(long_times, usual_times, strict=True)]
     extra = [
         {work: ns - before.get(work, 0.0) for work, ns in now.items()} if is_known else {}
-        for now, before, is_known in zip(of_long, of_usual, known, strict=True)
+        for now, before, is_known in zip(long_times, usual_times, known, strict=True)
     ]
-    beyond_ns = _beyond_ns(logs, long, usual)
-    who = [place for place, times in enumerate(extra) if sum(times.values()) >= _OWN * beyond_ns]
+    extra_ns = _extra_ns(logs, long, usual)
+    culprits = [
+        place for place, times in enumerate(extra) if sum(times.values()) >= _MIN_OWN_SHARE * extra_ns
+    ]
     by_kind: defaultdict[str, float] = defaultdict(float)
-    for place in who:
+    for place in culprits:
         for name, ns in extra[place].items():
             by_kind[name] += max(ns, 0.0)
     work = max(by_kind, key=by_kind.__getitem__) if by_kind else "communication" if all(known) else None
     # If some rank was recorded with times only, it may have taken longer too: report ranks only if another known rank waited.
-    ranks = [logs[place].rank for place in who] if 0 < len(who) < sum(known) else None
-    where = lines.longer(_COMPONENTS[work], who, long, usual) if work in _COMPONENTS else []
+    ranks = [logs[place].rank for place in culprits] if 0 < len(culprits) < sum(known) else None
+    where = lines.excess_lines(_COMPONENTS[work], culprits, long, usual) if work in _COMPONENTS else []
     if not any(known) and kind is PatternKind.ONCE:
-        who, where = _by_samples(logs, lines, long, usual)
-        ranks = [logs[place].rank for place in who] if 0 < len(who) < len(logs) else None
+        culprits, where = _ranks_from_samples(logs, lines, long, usual)
+        ranks = [logs[place].rank for place in culprits] if 0 < len(culprits) < len(logs) else None
     lengths_ns = [step.length_ns for log in logs for step in log.steps if step.number in long]
     return RunEvent(
         steps=pattern.steps,
@@ -123,10 +127,10 @@ def event_of(
         after_ms=pattern.after_ms,
         ranks=ranks,
         kind=work,
-        in_all_phases=_in_all_phases([logs[place] for place in who], long, usual)
+        in_all_phases=_in_all_phases([logs[place] for place in culprits], long, usual)
         if work == "compute"
         else None,
-        off_cpu=_is_off_cpu([logs[place] for place in who], long, beyond_ns),
+        off_cpu=_is_off_cpu([logs[place] for place in culprits], long, extra_ns),
         where=where,
     )
 
@@ -136,9 +140,9 @@ def evaluations_of(
 ) -> RunWork | None:
     """Facts of the evaluations; None if there are none. ``lines`` are those of the same ``logs``."""
     numbers = {number for number, part in account.reasons.items() if part is RunPart.EVALUATION}
-    who = [place for place, log in enumerate(logs) if not log.evaluated.isdisjoint(numbers)]
+    positions = [place for place, log in enumerate(logs) if not log.evaluated.isdisjoint(numbers)]
     total_s = account.parts_s.get(RunPart.EVALUATION, 0.0)
-    return _work(_IN_EVALUATION, numbers, total_s, who, logs, lines, wall_s)
+    return _run_work(_IN_EVALUATION, numbers, total_s, positions, logs, lines, wall_s)
 
 
 def checkpoints_of(
@@ -151,7 +155,7 @@ def checkpoints_of(
         for number, recorded_s in account.recorded_s.items()
         if RunPart.CHECKPOINTS in recorded_s and account.reasons.get(number) in of_checkpoint
     }
-    who = [
+    positions = [
         place
         for place, log in enumerate(logs)
         if any(
@@ -162,34 +166,34 @@ def checkpoints_of(
         )
     ]
     total_s = account.parts_s.get(RunPart.CHECKPOINTS, 0.0)
-    return _work(_COMPONENTS["checkpoint"], numbers, total_s, who, logs, lines, wall_s)
+    return _run_work(_COMPONENTS["checkpoint"], numbers, total_s, positions, logs, lines, wall_s)
 
 
-def _work(
+def _run_work(
     components: Sequence[Component],
     numbers: set[int],
     total_s: float,
-    who: Sequence[int],
+    positions: Sequence[int],
     logs: Sequence[RankLog],
     lines: LogSourceLines,
     wall_s: float | None,
 ) -> RunWork | None:
-    """Facts of work of these ``components`` in steps with these ``numbers``, by the ranks at the indices ``who``."""
+    """Facts of work of these ``components`` in steps with these ``numbers``, by the ranks at the indices ``positions``."""
     if not numbers or total_s <= 0.0:
         return None
     others = {step.number for log in logs for step in log.steps} - numbers
-    apart = np.diff(sorted(numbers))
+    distances = np.diff(sorted(numbers))
     return RunWork(
         count=len(numbers),
         total_s=total_s,
         share=min(total_s / wall_s, 1.0) if wall_s else None,
-        every=round(float(np.median(apart))) if len(apart) else None,
-        ranks=None if len(who) in (0, len(logs)) else [logs[place].rank for place in who],
-        where=lines.longer(components, who, numbers, others),
+        every=round(float(np.median(distances))) if len(distances) else None,
+        ranks=None if len(positions) in (0, len(logs)) else [logs[place].rank for place in positions],
+        where=lines.excess_lines(components, positions, numbers, others),
     )
 
 
-def _beyond_ns(logs: Sequence[RankLog], long: set[int], usual: set[int]) -> float:
+def _extra_ns(logs: Sequence[RankLog], long: set[int], usual: set[int]) -> float:
     """Median long step minus median typical step, ns, on the rank with the largest difference; at least 1."""
     differences = [0.0]
     for log in logs:
@@ -241,11 +245,11 @@ def _in_all_phases(logs: Sequence[RankLog], long: set[int], usual: set[int]) -> 
     return bool(logs)
 
 
-def _is_off_cpu(logs: Sequence[RankLog], long: set[int], beyond_ns: float) -> bool | None:
-    away_ns = [
+def _is_off_cpu(logs: Sequence[RankLog], long: set[int], extra_ns: float) -> bool | None:
+    off_cpu_ns = [
         step.length_ns - step.cpu_ns - step.run_delay_ns
         for log in logs
         for step in log.steps
         if step.number in long and step.cpu_ns is not None and step.run_delay_ns is not None
     ]
-    return bool(np.median(away_ns) >= _OFF_CPU * beyond_ns) if away_ns else None
+    return bool(np.median(off_cpu_ns) >= _MIN_OFF_CPU_SHARE * extra_ns) if off_cpu_ns else None

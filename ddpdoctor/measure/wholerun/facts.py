@@ -14,7 +14,7 @@ from ddpdoctor.measure.runfacts import RestartFacts, RunEvent, RunFacts
 from ddpdoctor.measure.sourcelines import LogSourceLines, by_line, with_heaviest
 from ddpdoctor.measure.steplog import PatternKind, RankLog
 
-from .account import Launch, RunAccount, RunPart, prepared
+from .account import Launch, RunAccount, RunPart, preparation_times
 from .attempts import AttemptRecord, attempt_facts, restart_facts
 from .events import checkpoints_of, evaluations_of, event_of
 
@@ -24,7 +24,7 @@ _FIELDS = {
     RunPart.UNKNOWN: "unrecorded_s",
 }
 """Field of each part in the facts. END and TEARDOWN are missing: their fields are only set if the account is whole."""
-_WAITED_S = 1.0
+_MIN_WAIT_S = 1.0
 """Seconds between the first and the last rank's call from which the late ranks are reported. On one host, imports differ by less."""
 
 
@@ -50,8 +50,8 @@ def run_facts(
     restarts = restart_facts(attempts)
     launched_ns = min((launch.started_ns for launch in launches.values()), default=None)
     joining_s, last_ranks = _joining(logs)
-    preparation = lines_between(logs, [_preparation(log) for log in logs])
-    end = lines_between(logs, [_end(log) for log in logs])
+    preparation = lines_between(logs, [_preparation_span(log) for log in logs])
+    end = lines_between(logs, [_end_span(log) for log in logs])
     return RunFacts(
         attempts=attempt_facts(attempts, launched_ns),
         restarts=restarts,
@@ -96,22 +96,22 @@ def _joining(logs: Sequence[RankLog]) -> tuple[float | None, list[int] | None]:
         waits_s[log.rank] = max(log.steps[0].recorded_ns[0] - joining_ns, 0) / 1e9
     longest_s = max(waits_s.values(), default=0.0)
     shortest_s = min(waits_s.values(), default=0.0)
-    if longest_s - shortest_s < _WAITED_S:
+    if longest_s - shortest_s < _MIN_WAIT_S:
         return longest_s, None
     middle_s = (longest_s + shortest_s) / 2
     last = [rank for rank, wait_s in waits_s.items() if wait_s < middle_s]
     return longest_s, last if 2 * len(last) <= len(waits_s) else None
 
 
-def _preparation(log: RankLog) -> Span | None:
+def _preparation_span(log: RankLog) -> Span | None:
     """From the creation of the process group to the first batch."""
     first = log.steps[0] if log.steps else None
     if first is None or first.number != 0:
         return None
-    return first.start_ns, first.start_ns + round(1e9 * sum(prepared(first)))
+    return first.start_ns, first.start_ns + round(1e9 * sum(preparation_times(first)))
 
 
-def _end(log: RankLog) -> Span | None:
+def _end_span(log: RankLog) -> Span | None:
     """From the end of the last step to the end of the recording, or the last sample."""
     if not log.steps or not len(log.samples):
         return None
@@ -127,7 +127,7 @@ _LEAST_SHARE = 0.1
 """Share of the sampled time from which a line is reported."""
 _FEWEST_SAMPLES = 3
 """Fewest samples of a reported line on one rank; fewer may be random."""
-_ALIKE = 0.5
+_MIN_SHARE_OF_LONGEST = 0.5
 """A rank counts as being at a line if its time there is at least this share of the longest."""
 _MOST_LINES = 3
 """Most lines reported."""
@@ -139,7 +139,7 @@ Span = tuple[int, int]
 """Begin and end, epoch ns, on the clock of the log's steps and samples."""
 
 
-class Outside(msgspec.Struct, frozen=True):
+class LinesOutsideSteps(msgspec.Struct, frozen=True):
     """Source lines of a time without steps, from stack samples.
 
     The sampling rate drops after the first 30 s, so each sample is weighted by the time around it. A line's share is that of the rank that
@@ -152,7 +152,7 @@ class Outside(msgspec.Struct, frozen=True):
     """The ranks at the first line for long; None: all, or unknown."""
 
 
-class _Times(msgspec.Struct, frozen=True):
+class _SampledTimes(msgspec.Struct, frozen=True):
     """Sampled time of one rank."""
 
     seconds: Mapping[Stack, float]
@@ -162,18 +162,18 @@ class _Times(msgspec.Struct, frozen=True):
     """Including these waits."""
 
 
-def lines_between(logs: Sequence[RankLog], spans: Sequence[Span | None]) -> Outside:
+def lines_between(logs: Sequence[RankLog], spans: Sequence[Span | None]) -> LinesOutsideSteps:
     """The lines of the ranks within their ``spans``; None: not known for that rank."""
     pairs = [(log, span) for log, span in zip(logs, spans, strict=True) if span is not None]
     for without_waits in (True, False):
-        times = {log.rank: _times(log, span, without_waits=without_waits) for log, span in pairs}
-        found = _named(times)
+        times = {log.rank: _sampled_times(log, span, without_waits=without_waits) for log, span in pairs}
+        found = _reported_lines(times)
         if found.where:
             return found
-    return Outside()
+    return LinesOutsideSteps()
 
 
-def _named(times: Mapping[int, _Times]) -> Outside:
+def _reported_lines(times: Mapping[int, _SampledTimes]) -> LinesOutsideSteps:
     seconds = {rank: by_line(of_rank.seconds) for rank, of_rank in times.items()}
     samples = {rank: by_line(of_rank.samples) for rank, of_rank in times.items()}
     share = {
@@ -184,24 +184,26 @@ def _named(times: Mapping[int, _Times]) -> Outside:
         )
         for line in dict.fromkeys(line for of_line in seconds.values() for line in of_line)
     }
-    named = [
+    reported = [
         (line, part)
         for line, (part, rank) in sorted(share.items(), key=lambda item: -item[1][0])
         if part >= _LEAST_SHARE and samples[rank][line] >= _FEWEST_SAMPLES
     ][:_MOST_LINES]
-    if not named:
-        return Outside()
+    if not reported:
+        return LinesOutsideSteps()
     of_all: defaultdict[Stack, float] = defaultdict(float)
     for of_rank in times.values():
         for stack, spent_s in of_rank.seconds.items():
             of_all[stack] += spent_s
-    first = {rank: of_line.get(named[0][0], 0.0) for rank, of_line in seconds.items()}
-    ranks = [rank for rank, spent_s in first.items() if spent_s >= _ALIKE * max(first.values())]
-    where = [Where(line.file, line.line, line.function, share=min(part, 1.0)) for line, part in named]
-    return Outside(with_heaviest(where, of_all), None if len(ranks) == len(first) else ranks)
+    first = {rank: of_line.get(reported[0][0], 0.0) for rank, of_line in seconds.items()}
+    ranks = [
+        rank for rank, spent_s in first.items() if spent_s >= _MIN_SHARE_OF_LONGEST * max(first.values())
+    ]
+    where = [Where(line.file, line.line, line.function, share=min(part, 1.0)) for line, part in reported]
+    return LinesOutsideSteps(with_heaviest(where, of_all), None if len(ranks) == len(first) else ranks)
 
 
-def _times(log: RankLog, span: Span, *, without_waits: bool) -> _Times:
+def _sampled_times(log: RankLog, span: Span, *, without_waits: bool) -> _SampledTimes:
     begin_ns, end_ns = span
     rows = log.samples[(log.samples[:, 0] >= begin_ns) & (log.samples[:, 0] < end_ns)]
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
@@ -218,4 +220,4 @@ def _times(log: RankLog, span: Span, *, without_waits: bool) -> _Times:
         if where is not None and not (is_wait and without_waits):
             seconds[where.stack] += of_sample_s
             samples[where.stack] += 1
-    return _Times(seconds, samples, max(float(spent_s.sum()), 1e-9))
+    return _SampledTimes(seconds, samples, max(float(spent_s.sum()), 1e-9))
