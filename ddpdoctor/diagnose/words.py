@@ -163,7 +163,7 @@ def line(where: Any) -> str:
 
 
 def _preposition(where: Any) -> str:
-    where = _ranks_first(where)
+    where = _first_own_line(where)
     return "just before" if isinstance(where, Mapping) and where.get("follows") else "at"
 
 
@@ -202,7 +202,8 @@ def in_forward(where: Any) -> bool:
 
 def at(where: Any, operation: str | None = None) -> str:
     """Like :func:`line` but with " at", to append to a sentence: " at train.py:57 in main", or " just before train.py:57 in main" if the
-    samples show the line that ran next. Without a line, the annotation or operator: ' in the annotation "# sparse arch"'; "" without either."""
+    samples show the line that ran next. Without a line, the annotation or operator: ' in the annotation "# sparse arch"'; "" without
+    either."""
     text = line(where)
     if text or not operation:
         return f" {_preposition(where)} {text}" if text else ""

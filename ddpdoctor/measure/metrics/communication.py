@@ -361,7 +361,8 @@ class LinkTuning(msgspec.Struct, frozen=True):
     """Multiple of the other groups' median transfer: links of one kind differ by a few per cent, one that trained at half its width or
     rate by a factor of two."""
     fewest: int = 3
-    """Fewest transfers of a group in a size class: of two, one may be an accident and is half of the median."""
+    """Fewest transfers of a group in a size class, or in all smaller classes together: of two, one may be an accident and is half of the
+    median."""
     mostly: float = 0.5
     """Share of the places at which a group without known sizes must be slower."""
     as_much: float = 1.1
@@ -385,7 +386,7 @@ def slow_link_ranks(graph: Graph, hosts: Sequence[str]) -> list[int] | None:
     slow_groups: set[Members] = set()
     places, slow_places = Counter[Members](), Counter[Members]()
     computed_ns = _computed_ns(graph)
-    for (_, size, _, _), groups in _transfers_of_like_groups(graph, hosts).items():
+    for (_, size, _, _), groups in _pooled(_transfers_of_like_groups(graph, hosts)).items():
         known = {members: np.array(ns) for members, ns in groups.items() if len(ns) >= _LINKS.fewest}
         # A rank that is in several of the groups may have them share its link.
         if len(known) < 2 or len(set().union(*known)) < sum(map(len, known)):
@@ -408,6 +409,24 @@ def slow_link_ranks(graph: Graph, hosts: Sequence[str]) -> list[int] | None:
     times_slow = Counter(position for members in slow_groups for position in members)
     most = max(times_slow.values(), default=0)
     return sorted(graph.ranks[position] for position, times in times_slow.items() if times == most)
+
+
+def _pooled(
+    classes: Mapping[Alike, Mapping[Members, list[float]]],
+) -> dict[Alike, dict[Members, list[float]]]:
+    """The classes of transfers, of which those with too few transfers per group are pooled: in a window of two steps each size occurs
+    twice. Pooled transfers are relative to the median group of their class."""
+    enough: dict[Alike, dict[Members, list[float]]] = {}
+    pooled: dict[Alike, dict[Members, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for (operation, size, ranks, hosts), groups in classes.items():
+        usual_ns = float(np.median([np.median(ns) for ns in groups.values()]))
+        if max(map(len, groups.values())) >= _LINKS.fewest or len(groups) < 2 or usual_ns <= 0:
+            enough[operation, size, ranks, hosts] = dict(groups)
+            continue
+        any_size = (-1, -1) if isinstance(size, tuple) else -1.0
+        for members, ns in groups.items():
+            pooled[operation, any_size, ranks, hosts][members] += [each / usual_ns for each in ns]
+    return enough | pooled
 
 
 def _computed_ns(graph: Graph) -> Array:

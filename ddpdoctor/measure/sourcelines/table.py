@@ -370,7 +370,7 @@ def samples_of(logs: Sequence[RankLog]) -> Samples:
 
 def _in_training_and_forward(log: RankLog, moments: Ints) -> tuple[Mask, Mask]:
     """([S] which ``moments`` are in steps after the warm-up, [S] which are in forward passes)."""
-    return log.steps_at(moments) >= WARM_UP_STEPS, (_doing(log.steps, moments) & _FORWARD) != 0
+    return log.steps_at(moments) >= WARM_UP_STEPS, (_event_bits(log.steps, moments) & _FORWARD) != 0
 
 
 def _stack_numbers(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:
