@@ -185,17 +185,17 @@ def align_logs(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
     own = {host: _host_ends(of_host) for host, of_host in hosts.items()}
     on_clock = {leader: hosts[leader]}
     corrections: dict[str, _Correction] = {}
-    waiting, references = others, [own[leader]]
-    while waiting and references:
+    unaligned, references = others, [own[leader]]
+    while unaligned and references:
         found = {}
-        for host in waiting:
+        for host in unaligned:
             tried = (_correction(reference, own[host]) for reference in references)
             if (correction := next(filter(None, tried), None)) is not None:
                 found[host] = correction
                 on_clock[host] = [correction.applied(log) for log in hosts[host]]
         corrections |= found
-        waiting = [host for host in waiting if host not in found]
-        references = [_host_ends(on_clock[host]) for host in found] if waiting else []
+        unaligned = [host for host in unaligned if host not in found]
+        references = [_host_ends(on_clock[host]) for host in found] if unaligned else []
     aligned = {
         id(log): moved
         for host, of_host in on_clock.items()

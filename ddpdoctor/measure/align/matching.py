@@ -16,7 +16,7 @@ from ddpdoctor.measure.window import Window
 from .sequence_alignment import CollectiveSequence, Groups, merge_ranks, sequences_of, spacing
 from .trace_clocks import align_trace_clocks, several_clocks
 
-_LEFT = 2
+_FEWEST_LACKING = 2
 """Minimum number of consecutive collectives that a stopped rank lacks at the end of a window: the event of a single one may be missing."""
 
 
@@ -51,7 +51,7 @@ class Spread(msgspec.Struct, frozen=True):
     """ns of the first member's end."""
     last: Ints
     """ns of the last member's end."""
-    together: Mask
+    overlap: Mask
     """Whether there was a time at which all members were in it."""
 
     @property
@@ -74,7 +74,7 @@ def spread_of(windows: Sequence[Window], table: Ints) -> Spread:
     for position in members:
         begin, end = windows[position].span
         reached += ((first <= end) & (last >= begin)).astype(np.int64)
-    return Spread((table >= 0).sum(axis=1), reached, first, last, together=begun <= first)
+    return Spread((table >= 0).sum(axis=1), reached, first, last, overlap=begun <= first)
 
 
 def coverage(windows: Sequence[Window], shared: Sequence[tuple[Ints, Spread]]) -> MatchCoverage:
@@ -88,7 +88,7 @@ def coverage(windows: Sequence[Window], shared: Sequence[tuple[Ints, Spread]]) -
             begin, end = windows[position].span
             outside = (spread.last < begin) | (spread.first > end)
             gone = ~outside & (np.arange(len(table)) > np.flatnonzero(~lacks)[-1])
-            why = np.where(gone & (gone.sum() >= _LEFT), rank_stopped, event_missing)
+            why = np.where(gone & (gone.sum() >= _FEWEST_LACKING), rank_stopped, event_missing)
             reason[lacks] = np.maximum(reason, np.where(outside, outside_window, why))[lacks]
         counts += np.bincount(reason, minlength=4)
     return MatchCoverage(*counts[[complete, rank_stopped, event_missing, outside_window]].tolist())
@@ -99,7 +99,7 @@ class Tuning(msgspec.Struct, frozen=True):
 
     least_matched: float = 0.5
     """Minimum share of the collectives that are matched: windows that overlap by less are probably from different jobs."""
-    by_chance: float = 0.2
+    chance_share: float = 0.2
     """Largest plausible distance of ends as a share of the distance to the next collective of the same kind. Ends of unrelated collectives
     are a quarter of it apart in the median, ends of one collective less than its length."""
     same_end_ns: int = 150_000
@@ -182,11 +182,11 @@ def _why_implausible(
         for position, window in enumerate(windows):
             has = table[:, position] >= 0
             numbered[has] &= window.collectives.sequence[table[has, position]] >= 0
-        proven = numbered[chosen] & spread.together[chosen]
+        proven = numbered[chosen] & spread.overlap[chosen]
         apart.append(spread.end_spread_ns[chosen])
         of_distance.append(np.where(proven, 0.0, spread.end_spread_ns[chosen] / nearest))
     apart_ns, shares = np.concatenate(apart), np.concatenate(of_distance)
-    if len(shares) and np.median(apart_ns) > TUNING.same_end_ns and np.median(shares) > TUNING.by_chance:
+    if len(shares) and np.median(apart_ns) > TUNING.same_end_ns and np.median(shares) > TUNING.chance_share:
         or_shared = ", or the ranks share a GPU" if any(window.on_device for window in windows) else ""
         return (
             f"the ends of the same collectives are {np.median(apart_ns) / 1e6:.1f} ms apart (median), as far as those of "

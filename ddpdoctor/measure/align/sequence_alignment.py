@@ -412,9 +412,9 @@ def _closest(label: Ints, end: Ints, at_label: Ints, at: Ints) -> Ints:
         valid &= labels[rows] == labels[order]
         away = np.where(valid, np.abs(times[rows] - times[order]).astype(float), np.inf)
         best, distance = np.where(away < distance, rows, best), np.minimum(away, distance)
-    asked = order >= count
+    is_query = order >= count
     row = np.empty(len(at), np.int64)
-    row[order[asked] - count] = best[asked]
+    row[order[is_query] - count] = best[is_query]
     return row
 
 

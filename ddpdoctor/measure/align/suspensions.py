@@ -46,7 +46,7 @@ class Tuning(msgspec.Struct, frozen=True):
     """Minimum length of the suspension as a share of the time by which the step exceeds the median."""
     computes: float = 0.2
     """A process that was running or runnable for this share of the time was not suspended."""
-    most_alike: int = 2
+    most_of_call: int = 2
     """Maximum number of suspensions in the same kind of call; if there are more, the job causes them."""
     silent_readings: float = 3.0
     """Length of a gap in telemetry, as a multiple of the usual interval."""
@@ -67,9 +67,9 @@ class _Stop(msgspec.Struct, frozen=True):
     ns: int
     call: str
     """Kind of the call in which it occurs, "" for none of ``_WAITS``."""
-    seen: bool
+    has_evidence: bool
     """Whether there is evidence of the suspension other than the step's length."""
-    sure: bool = True
+    certain: bool = True
     """If False, the job may cause it: it counts only if it is rare."""
 
 
@@ -99,7 +99,7 @@ def _note(number: int, stops: Sequence[tuple[int, _Stop]], world: int) -> str:
     )
     was = "" if len(ranks) == world else " were" if len(ranks) > 1 else " was"
     length = format_duration(max(stop.ns for _, stop in stops))
-    if any(stop.seen for _, stop in stops):
+    if any(stop.has_evidence for _, stop in stops):
         return f"{who}{was} suspended for {length} in step {number}: this step and the next are excluded."
     return (
         f"{who}{was} suspended, or stuck, for {length} in step {number}, many times as long as any other step, and "
@@ -108,7 +108,7 @@ def _note(number: int, stops: Sequence[tuple[int, _Stop]], world: int) -> str:
 
 
 def _stops(log: RankLog, host: HostTelemetry | None) -> list[_Stop]:
-    """The suspensions of a rank. Stops that the job may cause (``sure`` is False) count if few occur in the same kind of call."""
+    """The suspensions of a rank. Stops that the job may cause (``certain`` is False) count if few occur in the same kind of call."""
     lengths = np.array([step.length_ns for step in log.steps], np.int64)
     if len(lengths) < 2:
         return []
@@ -119,12 +119,12 @@ def _stops(log: RankLog, host: HostTelemetry | None) -> list[_Stop]:
     readings = np.empty(0, np.int64) if host is None else host.host_column("cpu_percent")[0]
     evidence = _Evidence(log, host, lengths, np.sort(log.samples[:, 0]), readings)
     stops = [stop for place in long if (stop := evidence.find_stop(place, usual)) is not None]
-    alike: dict[str, list[_Stop]] = defaultdict(list)
+    by_call: dict[str, list[_Stop]] = defaultdict(list)
     for stop in stops:
-        if not stop.sure:
-            alike[stop.call].append(stop)
-    seldom = [stop for group in alike.values() if len(group) <= TUNING.most_alike for stop in group]
-    return [stop for stop in stops if stop.sure] + seldom
+        if not stop.certain:
+            by_call[stop.call].append(stop)
+    rare = [stop for group in by_call.values() if len(group) <= TUNING.most_of_call for stop in group]
+    return [stop for stop in stops if stop.certain] + rare
 
 
 class _Evidence(msgspec.Struct, frozen=True):
@@ -150,16 +150,16 @@ class _Evidence(msgspec.Struct, frozen=True):
         if stop is None:
             # Without other evidence, the step must be much longer than all but at most one other.
             others = np.sort(np.delete(self.lengths, place))
-            longest = int(others[-min(TUNING.most_alike, len(others))])
+            longest = int(others[-min(TUNING.most_of_call, len(others))])
             far = self.lengths[place] >= max(TUNING.far_ns, TUNING.far * longest)
-            unseen = not len(self.sampled) and not len(self.readings) and far
-            return _Stop(place, beyond_ns, "", seen=quiet) if quiet or unseen else None
+            without_evidence = not len(self.sampled) and not len(self.readings) and far
+            return _Stop(place, beyond_ns, "", has_evidence=quiet) if quiet or without_evidence else None
         if stop.ns < max(TUNING.least_ns, TUNING.mostly * beyond_ns):
             return None
         runs = self._had_cpu(step, stop.ns)
         if quiet or (not stop.call and not runs):
             return stop
-        return replace(stop, sure=False) if runs is False else None
+        return replace(stop, certain=False) if runs is False else None
 
     def _longest_silence(self, place: int, beyond_ns: int) -> _Stop | None:
         """The longest time in the step without a sample; None if sampling does not cover the step."""
@@ -181,7 +181,7 @@ class _Evidence(msgspec.Struct, frozen=True):
             and step.start_of(event) <= start + margin
             and step.end_of(event) >= end - margin
         ]
-        return _Stop(place, min(end - start, beyond_ns), holding[0] if holding else "", seen=True)
+        return _Stop(place, min(end - start, beyond_ns), holding[0] if holding else "", has_evidence=True)
 
     def _had_cpu(self, step: Step, ns: int) -> bool | None:
         """Whether the training thread was running or runnable during the suspension, or else whether telemetry shows CPU use of the rank's

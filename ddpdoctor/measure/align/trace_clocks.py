@@ -176,10 +176,10 @@ def align_trace_clocks(
     first, *others = _by_host(windows)
     moved, on_clock, aligned = list(windows), list(groups), list(first)
     errors: list[float] = []
-    waiting = others
-    while waiting:
-        later = []
-        for members in waiting:
+    unaligned = others
+    while unaligned:
+        not_fitted = []
+        for members in unaligned:
             fit = _fit(
                 [
                     (on_clock[reference], groups[m])
@@ -192,7 +192,7 @@ def align_trace_clocks(
                 ]
             )
             if fit is None:
-                later.append(members)
+                not_fitted.append(members)
                 continue
             for position in members:
                 moved[position] = _on_clock(windows[position], fit)
@@ -202,9 +202,9 @@ def align_trace_clocks(
                 }
             errors.append(fit.error_ns)
             aligned += members
-        if len(later) == len(waiting):
+        if len(not_fitted) == len(unaligned):
             break
-        waiting = later
+        unaligned = not_fitted
     if not errors:
         # No clock is corrected. The error is the offset of the ends in the first windows, or their scatter if it is larger.
         pairs = [_joined([_ends(groups[0], other, 0.0)]) for other in groups[1 : 1 + SEARCH.references]]

@@ -9,11 +9,11 @@ A rank is late by one of these criteria. The rates are false-positive rates in w
 (``tests/measure/attribution/drawn.py``):
 
 - in every cycle: Student's test of the mean (:mod:`.lateness`), 1 %; more if work drifts in few cycles, or on a busy machine;
-- in some cycles: outliers of a few ranks (:func:`ddpdoctor.measure.numerics.carried_by_few`), 2 % for each kind of work that has
+- in some cycles: outliers of a few ranks (:func:`ddpdoctor.measure.numerics.outliers_of_few_ranks`), 2 % for each kind of work that has
   outliers, in total up to 5 % of recordings of 200 cycles of 16 ranks;
 - in a single cycle, and in single cycles of a short window on devices (:mod:`.lateness`): no test, because there are too few values;
 - CPU contention (:mod:`.starved`), 1 % to 3 %;
-- no recorded reason (:func:`unseen`): the rank causes most of the waiting.
+- no recorded reason (:func:`unseen_lateness`): the rank causes most of the waiting.
 
 No rank is named if the late rank rotates or is random (:mod:`.levels`).
 
@@ -22,6 +22,6 @@ rank's excess. With R ranks and B blocks, its p-value is at least 1 / R^(B-1). A
 blocks, where Student's test finds 93 % (5 steps, scatter 4 %); with four ranks it finds 40 % instead of 71 % (scatter 6 %).
 """
 
-from .attribute import UNSEEN, Attribution, attribute, component, unseen
-from .comparison import in_steps, longer_alike, others_median
-from .lateness import LATENESS, least_outlier, most_of
+from .attribute import UNSEEN, Attribution, attribute, component, unseen_lateness
+from .comparison import others_median, proportional_gap_excess, values_in_steps
+from .lateness import LATENESS, least_outlier, main_stragglers

@@ -1,8 +1,8 @@
 """Finds the ranks that make the others wait: compare ranks, separate CPU contention, reach a verdict per kind of work, scale, distribute.
 
 :func:`_verdicts` returns for each kind of work its stragglers, or the cycles in which the late rank rotates, or that lateness is random.
-Random lateness of recorded work (a slow batch on one rank or another) has a cost, which all ranks share. :func:`unseen` finds a rank for
-which the others wait in windows that are too short to show why.
+Random lateness of recorded work (a slow batch on one rank or another) has a cost, which all ranks share. :func:`unseen_lateness` finds a
+rank for which the others wait in windows that are too short to show why.
 """
 
 from __future__ import annotations
@@ -26,9 +26,24 @@ from ddpdoctor.measure.taxonomy import (
     SyncKind,
 )
 
-from .comparison import COLUMNS, Comparison, compare, in_columns, net_of_all, net_within, spread
-from .lateness import LATENESS, all_starve, is_of_one, late_cycles, most_of, standing_out
-from .levels import levels, made_by_the_job, rotate, turns
+from .comparison import (
+    COLUMNS,
+    Comparison,
+    compare,
+    mask_of_components,
+    net_over_kinds,
+    net_within_kinds,
+    spread_over_segments,
+)
+from .lateness import (
+    LATENESS,
+    global_starvation,
+    is_single_rank,
+    late_cycles,
+    main_stragglers,
+    window_outliers,
+)
+from .levels import is_caused_by_job, is_rotation, levels, turns
 from .starved import starved_of_cpu
 
 
@@ -37,20 +52,20 @@ class Attribution(msgspec.Struct, frozen=True):
 
     excess: list[Array]
     """What makes the stragglers late: in a cycle at most the rank's excess in all components together."""
-    claimed: list[Array]
+    gross_excess: list[Array]
     """Excess of the stragglers in each component, even if they gain time in another component."""
     stragglers: dict[LateCause, list[int]]
     """Positions of the stragglers by kind of work, those with most excess first."""
-    by_chance: tuple[LateCause, ...] = ()
+    random_causes: tuple[LateCause, ...] = ()
     """Kinds of recorded work that are late on random ranks."""
-    in_turn: list[Array] = msgspec.field(default_factory=list)
-    """Like ``excess``: of kinds of work for which the late rank changes and no rank is a straggler. Empty if there are none."""
-    causes_in_turn: tuple[LateCause, ...] = ()
-    """Kinds of work of ``in_turn``."""
+    turns_excess: list[Array] = msgspec.field(default_factory=list)
+    """Like ``excess``, for the cause TURNS: kinds of work whose late rank changes and that have no straggler. Empty if there are none."""
+    turns_causes: tuple[LateCause, ...] = ()
+    """Kinds of work of ``turns_excess``."""
     rotates: bool = False
     """Whether the step number determines which rank is late."""
     stands_out_in: dict[LateCause, list[int]] = msgspec.field(default_factory=dict)
-    """Steps, by kind of work, if the only evidence is that they are outliers in a short window (:func:`.standing_out`)."""
+    """Steps, by kind of work, if the only evidence is that they are outliers in a short window (:func:`.window_outliers`)."""
     short: bool = False
     """Whether a window on devices is the only recording of the job."""
     starved: list[Array] = msgspec.field(default_factory=list)
@@ -77,7 +92,7 @@ class UnseenTuning(msgspec.Struct, frozen=True):
 UNSEEN = UnseenTuning()
 
 
-def unseen(graph: Graph, attribution: Attribution) -> list[Array] | None:
+def unseen_lateness(graph: Graph, attribution: Attribution) -> list[Array] | None:
     """[N, K, R] ns per group: waiting for the rank that causes most of it, without the part that its recorded excess explains.
 
     For windows that begin during a cycle. None if all cycles were recorded from their begin, if no single rank causes half of all
@@ -87,7 +102,7 @@ def unseen(graph: Graph, attribution: Attribution) -> list[Array] | None:
     unseen_work = [group.work[..., INDEX[Component.UNSEEN]] for group in graph.groups]
     if len(graph.ranks) < 2 or not any(work.any() for work in unseen_work):
         return None
-    waits = [_caused_ns(group) for group in graph.groups]
+    waits = [_caused_waiting_ns(group) for group in graph.groups]
     caused_ns = sum((wait.sum(axis=(0, 1)) for wait in waits), np.zeros(len(graph.ranks)))
     leader = int(caused_ns.argmax())
     step_ns = float(np.median(graph.lengths_ns))
@@ -95,17 +110,17 @@ def unseen(graph: Graph, attribution: Attribution) -> list[Array] | None:
     explained_ns = sum(float(excess[:, :, leader].sum()) for excess in attribution.excess)
     if caused_ns[leader] < least_ns or explained_ns >= UNSEEN.mostly * float(caused_ns[leader]):
         return None
-    left = []
+    unexplained = []
     for wait, excess in zip(waits, attribution.excess, strict=True):
         # The rank's recorded excess has its own cost.
         explained = excess[:, :, leader].sum(axis=(1, 2))[:, None]
         whole = np.maximum(wait[:, :, leader].sum(axis=1, keepdims=True), 1.0)
-        left.append(np.zeros_like(wait))
-        left[-1][:, :, leader] = wait[:, :, leader] * np.clip(1.0 - explained / whole, 0.0, 1.0)
-    return left
+        unexplained.append(np.zeros_like(wait))
+        unexplained[-1][:, :, leader] = wait[:, :, leader] * np.clip(1.0 - explained / whole, 0.0, 1.0)
+    return unexplained
 
 
-def _caused_ns(group: CycleGroup) -> Array:
+def _caused_waiting_ns(group: CycleGroup) -> Array:
     """[N, K, R] ns from the second last to the last arrival, at the last rank, without what the second last computed meanwhile."""
     caused = np.zeros(group.arrival.shape)
     cycles = np.arange(len(group.steps))
@@ -131,47 +146,51 @@ def attribute(graph: Graph, *, short: bool = False) -> Attribution:
     if len(graph.ranks) < 2 or not graph.groups or SyncKind.STEP_END in kinds:
         # Without synchronisations between them, ranks cannot make each other wait.
         nothing = [np.zeros_like(group.work) for group in graph.groups]
-        return Attribution(excess=nothing, claimed=nothing, stragglers={}, short=short)
+        return Attribution(excess=nothing, gross_excess=nothing, stragglers={}, short=short)
     compared = compare(graph)
     starved = starved_of_cpu(graph, compared)
-    comparison = compared if starved is None else replace(compared, more=starved.rest)
+    comparison = compared if starved is None else replace(compared, excess=starved.rest)
     verdicts = _verdicts(graph, comparison, short=short)
     straggling = [verdict for verdict in verdicts if verdict.stragglers]
-    turning = {verdict.cause: verdict.turns for verdict in verdicts if verdict.turns is not None}
-    shape, differences = comparison.more.shape, comparison.differences
-    late = in_columns(shape, [(verdict.cause, verdict.late) for verdict in straggling])
-    taking_turns = in_columns(shape, turning.items())
-    net = net_within(comparison.more, [*(verdict.cause for verdict in straggling), *turning])
-    excess = net_of_all(net, comparison.more, late | taking_turns)
+    turns_by_cause = {verdict.cause: verdict.turns for verdict in verdicts if verdict.turns is not None}
+    shape, segment_excess = comparison.excess.shape, comparison.segment_excess
+    late = mask_of_components(shape, [(verdict.cause, verdict.late) for verdict in straggling])
+    turns_mask = mask_of_components(shape, turns_by_cause.items())
+    net = net_within_kinds(comparison.excess, [*(verdict.cause for verdict in straggling), *turns_by_cause])
+    excess = net_over_kinds(net, comparison.excess, late | turns_mask)
     stragglers = {verdict.cause: list(verdict.stragglers) for verdict in straggling}
     stands_out_in = {
         verdict.cause: list(verdict.stands_out_in) for verdict in verdicts if verdict.stands_out_in
     }
-    in_turn = spread(differences, excess, taking_turns) if turning else []
-    causes_in_turn = tuple(turning)
+    turns_excess = spread_over_segments(segment_excess, excess, turns_mask) if turns_by_cause else []
+    turns_causes = tuple(turns_by_cause)
     uneven = None if LateCause.COMPUTE in stragglers else levels(graph)
-    if uneven is not None and _longest_ns(uneven.removed, COMPONENTS) > _longest_ns(in_turn, COMPUTATION):
+    if uneven is not None and _longest_ns(uneven.removed, COMPONENTS) > _longest_ns(
+        turns_excess, COMPUTATION
+    ):
         # Random load imbalance is larger than the outliers of computation that change ranks.
         computes = np.isin(COMPONENTS, COMPUTATION)
-        in_turn = [
+        turns_excess = [
             np.where(computes, removed, other)
-            for removed, other in zip(uneven.removed, in_turn or uneven.removed, strict=True)
+            for removed, other in zip(uneven.removed, turns_excess or uneven.removed, strict=True)
         ]
-        causes_in_turn = (*(c for c in causes_in_turn if c != LateCause.COMPUTE), LateCause.COMPUTE)
-    elif turning and not any(verdict.proven for verdict in verdicts):
-        stands_out_in[LateCause.TURNS] = sorted(comparison.steps[taking_turns.any(axis=(1, 2))].tolist())
+        turns_causes = (*(c for c in turns_causes if c != LateCause.COMPUTE), LateCause.COMPUTE)
+    elif turns_by_cause and not any(verdict.turns_proven for verdict in verdicts):
+        stands_out_in[LateCause.TURNS] = sorted(comparison.steps[turns_mask.any(axis=(1, 2))].tolist())
     return Attribution(
-        excess=spread(differences, excess, late),
-        claimed=spread(differences, net, late),
+        excess=spread_over_segments(segment_excess, excess, late),
+        gross_excess=spread_over_segments(segment_excess, net, late),
         stragglers=stragglers,
-        by_chance=tuple(verdict.cause for verdict in verdicts if verdict.by_chance),
-        in_turn=in_turn,
-        causes_in_turn=causes_in_turn,
-        rotates=any(rotate(where, comparison.steps) for where in turning.values()),
+        random_causes=tuple(verdict.cause for verdict in verdicts if verdict.is_random),
+        turns_excess=turns_excess,
+        turns_causes=turns_causes,
+        rotates=any(is_rotation(where, comparison.steps) for where in turns_by_cause.values()),
         stands_out_in=stands_out_in,
         short=short,
         inputs_explain=None if uneven is None else uneven.explained,
-        starved=[] if starved is None else spread(differences, starved.waited, starved.waited > 0),
+        starved=[]
+        if starved is None
+        else spread_over_segments(segment_excess, starved.waited, starved.waited > 0),
     )
 
 
@@ -186,7 +205,7 @@ class _Verdict(msgspec.Struct, frozen=True):
     cause: LateCause
     late: Mask
     """[cycles, R] in which the ``stragglers`` are late."""
-    by_chance: bool
+    is_random: bool
     """Whether random ranks are late."""
     stands_out_in: tuple[int, ...] = ()
     """Steps, if the only evidence is that they are outliers in a short window."""
@@ -194,56 +213,58 @@ class _Verdict(msgspec.Struct, frozen=True):
     """Positions, those with most excess first."""
     turns: Mask | None = None
     """[cycles, R] in which a rank is late, if the late rank changes."""
-    proven: bool = False
+    turns_proven: bool = False
     """Whether ``turns`` has more evidence than outliers in a short window."""
 
 
 def _verdicts(graph: Graph, comparison: Comparison, *, short: bool) -> list[_Verdict]:
     """The verdict on each kind of work."""
     shares = shares_of_step(COLUMNS, comparison.work)
-    least_ns = LATENESS.spike_share * comparison.step_ns
-    place_chance = chance_of_places(COLUMNS, shares, comparison.more, least_ns)
-    of_few, in_turn = standing_out(comparison) if short else ({}, {})
+    least_ns = LATENESS.outlier_share * comparison.step_ns
+    place_chance = chance_of_places(COLUMNS, shares, comparison.excess, least_ns)
+    few_rank_outliers, turns_outliers = window_outliers(comparison) if short else ({}, {})
     verdicts = []
     for cause in LATE_COMPONENTS:
         chance = 1.0 if cause in RECORDED else place_chance[cause]
-        seen = _seen_late(cause, comparison, chance, shares[cause], of_few.get(cause))
+        verdict = _lateness_verdict(cause, comparison, chance, shares[cause], few_rank_outliers.get(cause))
         if cause == LateCause.DATA and short:
-            seen = _but_starving(seen, graph, comparison)
-        carried_ns = np.where(seen.late, np.clip(comparison.more_of(cause), 0, None), 0.0).sum(axis=0)
-        if carried_ns.any():
-            by_chance = cause in RECORDED and seen.by_chance
-            verdicts.append(replace(seen, stragglers=most_of(carried_ns), by_chance=by_chance))
+            verdict = _excluding_global_starvation(verdict, graph, comparison)
+        excess_ns = np.where(verdict.late, np.clip(comparison.excess_of(cause), 0, None), 0.0).sum(axis=0)
+        if excess_ns.any():
+            is_random = cause in RECORDED and verdict.is_random
+            verdicts.append(replace(verdict, stragglers=main_stragglers(excess_ns), is_random=is_random))
         else:
-            verdicts.append(_in_turn(seen, graph, comparison, chance, in_turn.get(cause)))
+            verdicts.append(_turns_verdict(verdict, graph, comparison, chance, turns_outliers.get(cause)))
     return verdicts
 
 
-def _in_turn(
-    seen: _Verdict, graph: Graph, comparison: Comparison, place_chance: float, standing_out: Mask | None
+def _turns_verdict(
+    verdict: _Verdict, graph: Graph, comparison: Comparison, place_chance: float, outliers: Mask | None
 ) -> _Verdict:
-    """Extend a verdict without stragglers. ``standing_out`` [cycles, R]: outliers of changing ranks in a short window."""
-    more = comparison.more_of(seen.cause)
-    where = turns(comparison.work_of(seen.cause), more, comparison.step_ns)
-    if seen.cause in RECORDED:
-        return replace(seen, by_chance=seen.by_chance or bool(where.any()))
+    """Extend a verdict without stragglers. ``outliers`` [cycles, R]: outliers of changing ranks in a short window."""
+    excess = comparison.excess_of(verdict.cause)
+    where = turns(comparison.work_of(verdict.cause), excess, comparison.step_ns)
+    if verdict.cause in RECORDED:
+        return replace(verdict, is_random=verdict.is_random or bool(where.any()))
     # If one rank has nearly all of the excess, it is not rotating, even if that rank is not significantly late.
-    of_several = not is_of_one(np.where(where, more, 0.0).sum(axis=0))
-    proven = of_several and made_by_the_job(where, comparison.steps, graph.steps, place_chance)
-    return replace(seen, by_chance=False, turns=where if proven else standing_out, proven=proven)
+    of_several = not is_single_rank(np.where(where, excess, 0.0).sum(axis=0))
+    turns_proven = of_several and is_caused_by_job(where, comparison.steps, graph.steps, place_chance)
+    return replace(
+        verdict, is_random=False, turns=where if turns_proven else outliers, turns_proven=turns_proven
+    )
 
 
-def _seen_late(
+def _lateness_verdict(
     cause: LateCause,
     comparison: Comparison,
     place_chance: float,
     step_share: float,
-    standing_out: Mask | None,
+    outliers: Mask | None,
 ) -> _Verdict:
-    """Find the cycles in which ranks are late. ``standing_out`` [cycles, R]: outliers of a few ranks in a short window."""
-    more = comparison.more_of(cause)
-    late, by_chance = late_cycles(
-        more,
+    """Find the cycles in which ranks are late. ``outliers`` [cycles, R]: outliers of a few ranks in a short window."""
+    excess = comparison.excess_of(cause)
+    late, is_random = late_cycles(
+        excess,
         comparison.work_of(cause),
         comparison.steps,
         comparison.step_ns,
@@ -253,22 +274,22 @@ def _seen_late(
     )
     if cause == LateCause.CHECKPOINT and not late.any():
         # If at most half of the ranks ever save checkpoints, their checkpoints are not random, however rare.
-        doers = (comparison.work_of(cause) > 0).sum(axis=0) > 0
-        if 2 * doers.sum() <= len(doers):
-            late = doers & (more > LATENESS.persistent_share * comparison.step_ns)
-            by_chance = by_chance and not late.any()
-    if standing_out is None or (late & ~standing_out).any():
-        return _Verdict(cause, late, by_chance)
-    steps = sorted(comparison.steps[standing_out.any(axis=1)].tolist())
-    return _Verdict(cause, standing_out, by_chance=False, stands_out_in=tuple(steps))
+        saving_ranks = (comparison.work_of(cause) > 0).sum(axis=0) > 0
+        if 2 * saving_ranks.sum() <= len(saving_ranks):
+            late = saving_ranks & (excess > LATENESS.persistent_share * comparison.step_ns)
+            is_random = is_random and not late.any()
+    if outliers is None or (late & ~outliers).any():
+        return _Verdict(cause, late, is_random)
+    steps = sorted(comparison.steps[outliers.any(axis=1)].tolist())
+    return _Verdict(cause, outliers, is_random=False, stands_out_in=tuple(steps))
 
 
-def _but_starving(seen: _Verdict, graph: Graph, comparison: Comparison) -> _Verdict:
+def _excluding_global_starvation(verdict: _Verdict, graph: Graph, comparison: Comparison) -> _Verdict:
     """Exclude steps in which all ranks wait for data about as long, and steps in which the rank itself does not wait for data."""
     waits = component([group.work for group in graph.groups], LATE_COMPONENTS[LateCause.DATA])
     waits_ns = np.concatenate([of_group.sum(axis=1) for of_group in waits])
-    starving = all_starve(waits_ns, comparison.step_ns)
+    starving = global_starvation(waits_ns, comparison.step_ns)
     if not starving.any():
-        return seen
-    late = seen.late & ~starving[:, None] & (waits_ns > LATENESS.persistent_share * comparison.step_ns)
-    return replace(seen, late=late, by_chance=seen.by_chance or not late.any())
+        return verdict
+    late = verdict.late & ~starving[:, None] & (waits_ns > LATENESS.persistent_share * comparison.step_ns)
+    return replace(verdict, late=late, is_random=verdict.is_random or not late.any())

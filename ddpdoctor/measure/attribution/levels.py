@@ -41,7 +41,7 @@ from ddpdoctor.measure.graph import CycleGroup, Graph, RankSteps
 from ddpdoctor.measure.numerics import CHANCE, Array, Ints, Mask, above_zero, binomial_tail
 from ddpdoctor.measure.taxonomy import COMPUTATION, INDEX, SyncKind
 
-from .comparison import in_steps
+from .comparison import values_in_steps
 from .lateness import LATENESS
 
 _QUARTER, _TWENTIETH = 0.25, 0.05
@@ -84,7 +84,7 @@ class _Tuning(msgspec.Struct, frozen=True):
 _TUNING = _Tuning()
 
 
-def amounts_given(ranks: Sequence[RankSteps], steps: Ints) -> Iterator[Array]:
+def input_amounts(ranks: Sequence[RankSteps], steps: Ints) -> Iterator[Array]:
     """[cycles, R] samples, then elements of inputs, of each rank in these steps; NaN for unknown steps.
 
     Elements are omitted if they are not known for every rank.
@@ -93,23 +93,23 @@ def amounts_given(ranks: Sequence[RankSteps], steps: Ints) -> Iterator[Array]:
     elements = [of_rank.elements for of_rank in ranks if of_rank.elements is not None]
     for amounts in (samples, elements):
         if len(amounts) == len(ranks):
-            yield in_steps(ranks, amounts, steps)
+            yield values_in_steps(ranks, amounts, steps)
 
 
-def turns(work: Array, more: Array, step_ns: float) -> Mask:
+def turns(work: Array, excess: Array, step_ns: float) -> Mask:
     """[cycles, R] whether a rank has its turn; all False if there are too few turns, or if all are on one rank.
 
-    ``work`` [cycles, R] ns is each rank's work of one kind, ``more`` its excess over the median of the others.
+    ``work`` [cycles, R] ns is each rank's work of one kind, ``excess`` its excess over the median of the others.
     """
     twentieth, quarter = np.quantile(work, (_TWENTIETH, _QUARTER), axis=0)
-    least = np.maximum(LATENESS.spike_sigmas * (quarter - twentieth), _TUNING.step_share * step_ns)
-    where: Mask = (more > least) & (work > quarter + least)
+    least = np.maximum(LATENESS.outlier_sigmas * (quarter - twentieth), _TUNING.step_share * step_ns)
+    where: Mask = (excess > least) & (work > quarter + least)
     if where.sum() < _TUNING.fewest or np.count_nonzero(where.any(axis=0)) == 1:
         return np.zeros_like(where)
     return where
 
 
-def rotate(where: Mask, steps: Ints) -> bool:
+def is_rotation(where: Mask, steps: Ints) -> bool:
     """Whether the step number modulo the number of ranks determines the late rank."""
     world = where.shape[1]
     if where.sum() < _TUNING.fewest_rounds * world:
@@ -120,16 +120,16 @@ def rotate(where: Mask, steps: Ints) -> bool:
     return len(set(leaders.tolist())) == world and bool(theirs >= _TUNING.rotating_share * all_turns)
 
 
-def made_by_the_job(where: Mask, steps: Ints, ranks: Sequence[RankSteps], place_chance: float) -> bool:
+def is_caused_by_job(where: Mask, steps: Ints, ranks: Sequence[RankSteps], place_chance: float) -> bool:
     """Whether the job causes the turns, not noise of the machine; see the module's docstring."""
     return (
-        rotate(where, steps)
+        is_rotation(where, steps)
         or place_chance <= CHANCE.ruled_out
-        or any(_had_more_to_do(where, given) for given in amounts_given(ranks, steps))
+        or any(_had_larger_inputs(where, given) for given in input_amounts(ranks, steps))
     )
 
 
-def _had_more_to_do(where: Mask, given: Array) -> bool:
+def _had_larger_inputs(where: Mask, given: Array) -> bool:
     """Whether ranks had larger inputs than the median rank in most of their turns, and significantly more often than otherwise.
 
     ``given`` [cycles, R]: samples, or elements.
@@ -169,13 +169,15 @@ def levels(graph: Graph) -> Levels | None:
     lasts = above_zero(beyond, LATENESS.false_alarms) | above_zero(-beyond, LATENESS.false_alarms)
     # Constant difference of each rank, if it is significant, as for stragglers.
     usual = np.where(lasts, np.median(beyond, axis=0), 0.0)
-    levelled = [_levelled(group, own, usual) for group, own in zip(graph.groups, work, strict=True)]
+    levelled = [_level_group(group, own, usual) for group, own in zip(graph.groups, work, strict=True)]
     waited = np.concatenate([of_group.longest for of_group in levelled])
     late = waited > _TUNING.waited_share * graph.mean_cycle_ns
     if late.sum() < max(_TUNING.fewest_waited, _TUNING.mostly * len(late)):
         return None
     removed = [of_group.removed for of_group in levelled]
-    explained = _explained(graph, np.concatenate([of_group.sum(axis=(1, 3)) for of_group in removed]))
+    explained = _explained_by_inputs(
+        graph, np.concatenate([of_group.sum(axis=(1, 3)) for of_group in removed])
+    )
     squares, of_mean = (sum(column) for column in zip(*(each.squares for each in levelled), strict=True))
     if np.sqrt(squares / max(of_mean, 1.0)) < _TUNING.spread and (explained or 0.0) < _TUNING.explains:
         return None
@@ -193,12 +195,12 @@ class _Levelled(msgspec.Struct, frozen=True):
     """ns², sums over cycles and ranks of the squares of the removed work, and of the mean; their ratio is a squared relative deviation."""
 
 
-def _levelled(group: CycleGroup, work: Array, usual: Array) -> _Levelled:
+def _level_group(group: CycleGroup, work: Array, usual: Array) -> _Levelled:
     """``work`` [N, K, R, components of computation]; ``usual`` [R] ns is a rank's constant difference from the mean."""
     own = work.sum(axis=3)
     whole = np.maximum(own.sum(axis=1, keepdims=True), 1.0)
     more, longest, squares, of_mean = np.zeros(own.shape), np.zeros(len(own)), 0.0, 0.0
-    for segments in _between(group):
+    for segments in _ranges_between_syncs(group):
         together = own[:, segments].sum(axis=1, keepdims=True)
         mean = together.mean(axis=2, keepdims=True)
         beyond = together - mean - usual * together / whole
@@ -211,7 +213,7 @@ def _levelled(group: CycleGroup, work: Array, usual: Array) -> _Levelled:
     return _Levelled(removed, longest, (squares, of_mean))
 
 
-def _between(group: CycleGroup) -> list[slice]:
+def _ranges_between_syncs(group: CycleGroup) -> list[slice]:
     """Ranges of segments between two synchronisations of all ranks.
 
     Buckets that are reduced during the backward pass do not block it, and synchronisations of some ranks do not level the others.
@@ -227,13 +229,13 @@ def _between(group: CycleGroup) -> list[slice]:
     return [slice(first, end) for first, end in pairwise(cuts)]
 
 
-def _explained(graph: Graph, more: Array) -> float | None:
+def _explained_by_inputs(graph: Graph, more: Array) -> float | None:
     """Part of the variance of ``more`` [cycles, R] that correlates with the size of the inputs relative to the other ranks'.
 
     0.0 if the inputs are even, None if they are unknown.
     """
     are_even = False
-    for given in amounts_given(graph.steps, graph.numbers):
+    for given in input_amounts(graph.steps, graph.numbers):
         known = ~np.isnan(given).any(axis=1)
         if known.sum() < _TUNING.fewest_cycles:
             continue

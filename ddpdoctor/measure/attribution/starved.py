@@ -17,7 +17,7 @@ from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.numerics import Array, Mask, above_zero
 from ddpdoctor.measure.taxonomy import INDEX, NO_WORK, PHASES
 
-from .comparison import Comparison, in_steps, others_median
+from .comparison import Comparison, others_median, values_in_steps
 from .lateness import LATENESS, is_persistent
 
 _PHASES = [INDEX[phase] for phase in PHASES]
@@ -29,7 +29,7 @@ class _Tuning(msgspec.Struct, frozen=True):
     """Minimum part of a rank's excess that its wait beyond the expected run delay explains."""
     fewest: int = 5
     """Minimum number of cycles with known scheduling: the number of blocks of the test."""
-    by_chance: float = 0.05
+    significance: float = 0.05
     """Significance level of the wait in these cycles. The rank's lateness is tested in all cycles, at a lower level."""
 
 
@@ -50,26 +50,26 @@ def starved_of_cpu(graph: Graph, comparison: Comparison) -> Starved | None:
     cpu = [of_rank.cpu for of_rank in graph.steps if of_rank.cpu is not None]
     if comparison.on_device or len(cpu) < len(graph.ranks):
         return None
-    delay = in_steps(graph.steps, [of_rank.run_delay for of_rank in graph.steps], comparison.steps)
-    ran = in_steps(graph.steps, cpu, comparison.steps)
+    delay = values_in_steps(graph.steps, [of_rank.run_delay for of_rank in graph.steps], comparison.steps)
+    ran = values_in_steps(graph.steps, cpu, comparison.steps)
     known = np.asarray((~np.isnan(delay) & (ran > 0)).all(axis=1))
     if known.sum() < _TUNING.fewest:
         return None
-    excess = _slower_alike(comparison)
+    excess = _proportional_excess(comparison)
     whole = excess.sum(axis=2)
     scheduled = _Scheduled(known, delay[known], ran[known])
     late = _are_starved(scheduled, whole, comparison.step_ns)
     if not late.any():
         return None
     positive = np.clip(whole, 0, None)
-    waited = np.clip(scheduled.beyond_usual, 0, None) + scheduled.longer
+    waited = np.clip(scheduled.excess_delay_by_order, 0, None) + scheduled.extra_running
     taken = scheduled.in_all_cycles(np.minimum(waited, positive[known]), positive)
-    mean = (scheduled.beyond + scheduled.longer).mean(axis=0)
+    mean = (scheduled.excess_delay + scheduled.extra_running).mean(axis=0)
     explained = np.clip(mean / np.maximum(whole[known].mean(axis=0), 1.0), 0.0, 1.0) * late
     by_component = np.clip(excess, 0, None)
     share = np.where(late, taken, 0.0) / np.maximum(by_component.sum(axis=2), 1.0)
     return Starved(
-        waited=by_component * share[:, :, None], rest=comparison.more - explained[:, None] * excess
+        waited=by_component * share[:, :, None], rest=comparison.excess - explained[:, None] * excess
     )
 
 
@@ -84,13 +84,13 @@ class _Scheduled(msgspec.Struct, frozen=True, dict=True):
     """[known, R]"""
 
     @cached_property
-    def beyond(self) -> Array:
+    def excess_delay(self) -> Array:
         """[known, R] the wait beyond the run delay expected from the other ranks in the same cycle."""
-        beyond: Array = self.delay - self.ran * others_median(self.delay / self.ran)
-        return beyond
+        excess_delay: Array = self.delay - self.ran * others_median(self.delay / self.ran)
+        return excess_delay
 
     @property
-    def beyond_usual(self) -> Array:
+    def excess_delay_by_order(self) -> Array:
         """[known, R] the wait beyond the run delay expected from the other ranks, with cycles in order of wait per running time.
 
         The longest waits of the others are compared with the rank's longest, because disturbances come at different times on each rank.
@@ -98,14 +98,14 @@ class _Scheduled(msgspec.Struct, frozen=True, dict=True):
         rate = self.delay / self.ran
         order = np.argsort(np.argsort(rate, axis=0, kind="stable"), axis=0, kind="stable")
         usual = np.take_along_axis(np.sort(others_median(rate), axis=0), order, axis=0)
-        beyond: Array = self.delay - self.ran * usual
-        return beyond
+        excess_delay: Array = self.delay - self.ran * usual
+        return excess_delay
 
     @property
-    def longer(self) -> Array:
+    def extra_running(self) -> Array:
         """[known, R] the running time beyond the median of the other ranks: a thread that shares a core finds its caches empty."""
-        longer: Array = np.clip(self.ran - others_median(self.ran), 0, None)
-        return longer
+        extra_running: Array = np.clip(self.ran - others_median(self.ran), 0, None)
+        return extra_running
 
     def in_all_cycles(self, values: Array, excess: Array) -> Array:
         """[cycles, R] ``values`` [known, R]; in cycles without scheduler times, the same part of the ``excess`` [cycles, R]."""
@@ -118,29 +118,29 @@ class _Scheduled(msgspec.Struct, frozen=True, dict=True):
 
 def _are_starved(scheduled: _Scheduled, whole: Array, step_ns: float) -> Mask:
     """[R] whether the excess ``whole`` [cycles, R] occurs in most cycles and is significantly due to waiting for cores."""
-    beyond = scheduled.beyond
-    waits = scheduled.in_all_cycles(beyond, whole)
+    excess_delay = scheduled.excess_delay
+    waits = scheduled.in_all_cycles(excess_delay, whole)
     usual = np.zeros(whole.shape)
     usual[scheduled.known] = scheduled.delay
     late: Mask = is_persistent(waits, usual, step_ns, 1.0) & above_zero(
-        beyond, _TUNING.by_chance, scheduled.delay
+        excess_delay, _TUNING.significance, scheduled.delay
     )
-    least = np.maximum(LATENESS.persistent_share * step_ns, LATENESS.usual * whole.mean(axis=0))
+    least = np.maximum(LATENESS.persistent_share * step_ns, LATENESS.persistent_part * whole.mean(axis=0))
     late &= np.median(whole, axis=0) > least
-    mean = beyond.mean(axis=0)
-    late &= mean >= scheduled.longer.mean(axis=0)
+    mean = excess_delay.mean(axis=0)
+    late &= mean >= scheduled.extra_running.mean(axis=0)
     late &= mean >= _TUNING.explains * whole[scheduled.known].mean(axis=0)
     return late
 
 
-def _slower_alike(comparison: Comparison) -> Array:
+def _proportional_excess(comparison: Comparison) -> Array:
     """[cycles, R, C] the excess in the phases, and in other work the part that is, on average, in the same proportion."""
-    mean, more = comparison.work.mean(axis=0), comparison.more.mean(axis=0)
+    mean, more = comparison.work.mean(axis=0), comparison.excess.mean(axis=0)
     usual = np.clip(mean - more, 0, None)
     slower = more[:, _PHASES].sum(axis=1) / np.maximum(usual[:, _PHASES].sum(axis=1), 1.0)
-    due = np.clip(slower, 0, None)[:, None] * usual
-    part = np.where(more > due, due / np.maximum(more, 1.0), 1.0)
+    expected = np.clip(slower, 0, None)[:, None] * usual
+    part = np.where(more > expected, expected / np.maximum(more, 1.0), 1.0)
     part[:, _PHASES] = 1.0
     part[:, _NO_WORK] = 0.0
-    alike: Array = comparison.more * part
-    return alike
+    proportional: Array = comparison.excess * part
+    return proportional

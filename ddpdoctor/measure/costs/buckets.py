@@ -68,7 +68,7 @@ class Reduction(msgspec.Struct, frozen=True):
     def exposed_ns(self, count: int) -> float:
         """ns of transfer after the end of the backward pass, with ``count`` equal buckets."""
         message_ns = self.latency_ns + self.total_bytes / count / self.bytes_per_ns
-        return behind_ns(np.full(count, message_ns), self.backward_ns)
+        return exposed_after_backward_ns(np.full(count, message_ns), self.backward_ns)
 
     def exposed_ms(self, count: int) -> float:
         """The same in ms per step."""
@@ -90,7 +90,7 @@ class Reduction(msgspec.Struct, frozen=True):
 def transfer_costs(context: Context) -> Costs:
     """``shared.*`` of exposed transfers; for gradients also ``shared.small_buckets`` and ``shared.no_overlap``."""
     exposed = exposed_transfers(context)
-    costs = exposed | _saved(context, exposed.get(SharedCause.COMMUNICATION))
+    costs = exposed | _bucket_savings_of(context, exposed.get(SharedCause.COMMUNICATION))
     return {f"shared.{cause}": cost for cause, cost in costs.items() if cost is not None}
 
 
@@ -101,7 +101,7 @@ def favoured_cap_bytes(context: Context, costs: Costs) -> float | None:
     return reduction.favoured_cap() if reduction is not None and exposed is not None else None
 
 
-def _saved(context: Context, communication: Cost | None) -> dict[SharedCause, Cost | None]:
+def _bucket_savings_of(context: Context, communication: Cost | None) -> dict[SharedCause, Cost | None]:
     """Savings of other buckets; ``communication`` is the cost of the gradients' exposed transfer."""
     facts = context.reductions
     if facts.backward_ms is None:
@@ -142,7 +142,11 @@ def _with_overlap(context: Context, facts: BucketFacts, communication: Cost | No
     messages_ns = mean_ns[-max(1, round(facts.per_sync)) :]
     if len(messages_ns) < 2:
         return None
-    left_ms = behind_ns(messages_ns, (facts.backward_ms or 0.0) * 1e6) / 1e6 * (facts.syncs_per_step or 1.0)
+    left_ms = (
+        exposed_after_backward_ns(messages_ns, (facts.backward_ms or 0.0) * 1e6)
+        / 1e6
+        * (facts.syncs_per_step or 1.0)
+    )
     hidden_ms = communication.ms_per_step - left_ms
     saved_ms = context.overlappable_transfer_ns(hidden_ms * 1e6) / 1e6
     return _saving(saved_ms, context.mean_ns / 1e6, communication, bounded=saved_ms < hidden_ms)
@@ -165,17 +169,17 @@ def bucket_savings(
 ) -> dict[SharedCause, Cost | None]:
     """The part of the exposed ``communication`` that other buckets would save.
 
-    ``mean_ms`` is the mean step. ``host_timed``: the exposed transfer was timed on hosts, see :func:`_as_exposed`. ``issue_ns`` is the time
-    that issuing a bucket takes on the thread that computes the gradients, if known: fewer buckets save it as well, even if their transfer
-    is hidden. ``disturbed_ms`` is exposed transfer beyond the usual (see :func:`disturbed_ns`): it is proportional to the time of messages,
-    and is saved with them. ``overlappable`` returns the part of a saving, ms, that spare cores allow.
+    ``mean_ms`` is the mean step. ``host_timed``: the exposed transfer was timed on hosts, see :func:`_with_exposed_latency`. ``issue_ns``
+    is the time that issuing a bucket takes on the thread that computes the gradients, if known: fewer buckets save it as well, even if
+    their transfer is hidden. ``disturbed_ms`` is exposed transfer beyond the usual (see :func:`disturbed_ns`): it is proportional to the
+    time of messages, and is saved with them. ``overlappable`` returns the part of a saving, ms, that spare cores allow.
     """
     reduction = _reduction(facts, message)
     if reduction is None or communication is None or not mean_ms:
         return {}
     exposed_ms = communication.ms_per_step
     if host_timed:
-        reduction = _as_exposed(reduction, exposed_ms)
+        reduction = _with_exposed_latency(reduction, exposed_ms)
     best_count = reduction.buckets(reduction.favoured_cap())
     fewer = (reduction.count - best_count) * reduction.per_step / 1e6
     # The saved latency is at most the difference between the exposed time now and with the best buckets.
@@ -206,7 +210,9 @@ def _reduction(facts: BucketFacts, message: MessageCost) -> Reduction | None:
         return None
     latency_ns, bytes_per_ns = message.latency_us * 1e3, message.bytes_per_ns
     if bytes_per_ns is None:
-        latency_ns, bytes_per_ns = _of_one_size(facts.total_bytes / facts.per_sync, latency_ns)
+        latency_ns, bytes_per_ns = _latency_and_rate_of_one_size(
+            facts.total_bytes / facts.per_sync, latency_ns
+        )
     return Reduction(
         count=facts.per_sync,
         total_bytes=facts.total_bytes,
@@ -217,7 +223,7 @@ def _reduction(facts: BucketFacts, message: MessageCost) -> Reduction | None:
     )
 
 
-def _as_exposed(reduction: Reduction, exposed_ms: float) -> Reduction:
+def _with_exposed_latency(reduction: Reduction, exposed_ms: float) -> Reduction:
     """The reduction with the latency per message that follows from the exposed transfer, if messages are small and it is larger.
 
     A backend on the CPU sends one message after the other, and its threads wait for a core before each: the median message of a profiler
@@ -228,7 +234,7 @@ def _as_exposed(reduction: Reduction, exposed_ms: float) -> Reduction:
     return replace(reduction, latency_ns=max(reduction.latency_ns, each_ns / reduction.count))
 
 
-def _of_one_size(message_bytes: float, whole_ns: float) -> tuple[float, float]:
+def _latency_and_rate_of_one_size(message_bytes: float, whole_ns: float) -> tuple[float, float]:
     """(latency ns, bytes per ns) if all messages have about one size, so that no line can be fitted.
 
     For a small message, half of its time counts as latency, or more if even a slow link would need less time for the bytes. For a large
@@ -253,7 +259,7 @@ def disturbed_ns(graph: Graph) -> float:
     return float(np.concatenate(beyond).mean()) if beyond else 0.0
 
 
-def behind_ns(messages_ns: Array, backward_ns: float) -> float:
+def exposed_after_backward_ns(messages_ns: Array, backward_ns: float) -> float:
     """ns of messages [B] after the end of a backward pass, if they become ready evenly during it and are sent one after the other."""
     count, end = len(messages_ns), 0.0
     for i, message_ns in enumerate(messages_ns.tolist()):

@@ -19,9 +19,9 @@ from ddpdoctor.measure.attribution import (
     UNSEEN,
     Attribution,
     component,
-    most_of,
+    main_stragglers,
     others_median,
-    unseen,
+    unseen_lateness,
 )
 from ddpdoctor.measure.facts import ArrivalFacts, Cost, scaled
 from ddpdoctor.measure.graph import CycleGroup, Graph
@@ -67,14 +67,14 @@ def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
     if not graph.groups or len(graph.ranks) < 2:
         return ArrivalFacts()
     late_ns = lateness(graph)[0]
-    late = _late(late_ns, graph.mean_cycle_ns)
+    late = _late_ranks(late_ns, graph.mean_cycle_ns)
     causes = [cost for path, cost in costs.items() if path.startswith("late.")]
     priced_ms = {p: sum(c.ms_per_step for c in causes if graph.ranks[p] in (c.ranks or ())) for p in late}
     unpriced = [p for p in late if priced_ms[p] < _TUNING.priced * float(late_ns[p]) / 1e6]
     saved_ms = None
     if unpriced:
         # Saving if these ranks arrived with the median rank, as far as longer work makes them late.
-        on_time = without_work([_lateness(group, np.array(unpriced)) for group in graph.groups])
+        on_time = without_work([_removable_lateness(group, np.array(unpriced)) for group in graph.groups])
         saved_ms = max(0.0, float((replay_all(graph) - replay_all(graph, [on_time])).mean())) / 1e6
     per_cycle = np.concatenate(
         [np.nan_to_num(lateness_ns(group)).max(axis=1, initial=0.0) for group in graph.groups]
@@ -89,7 +89,7 @@ def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
     )
 
 
-def _late(late_ns: Array, step_ns: float) -> list[int]:
+def _late_ranks(late_ns: Array, step_ns: float) -> list[int]:
     """Positions of the late ranks, the latest first. ``late_ns`` [R] is their mean lateness."""
     order = np.argsort(-late_ns, kind="stable").tolist()
     ascending = np.sort(late_ns)
@@ -103,7 +103,7 @@ def _late(late_ns: Array, step_ns: float) -> list[int]:
     return found
 
 
-def _lateness(group: CycleGroup, places: Ints) -> Array:
+def _removable_lateness(group: CycleGroup, places: Ints) -> Array:
     """[N, K, R] ns: lateness of these ranks at each synchronisation (see :func:`lateness_ns`), without lateness carried over from a
     previous synchronisation that did not release all ranks together.
 
@@ -132,7 +132,7 @@ class _Removal(msgspec.Struct, frozen=True):
     work: list[Array]
     """[N, K, R] ns per group."""
     components: Components
-    of_each: bool = False
+    at_different_lines: bool = False
     """Whether each rank does different work of that kind, at different lines."""
 
 
@@ -151,7 +151,7 @@ def late_work(context: Context) -> Costs:
     if not in_cycles:
         return {}
     costs = {
-        cause: _over_all_steps(cost, context) if cost.stands_out_in else cost
+        cause: _averaged_over_steps(cost, context) if cost.stands_out_in else cost
         for cause, cost in in_cycles.items()
     }
     everything = [sum(works) for works in zip(*(removal.work for removal in removals.values()), strict=True)]
@@ -177,7 +177,7 @@ def late_work(context: Context) -> Costs:
 def _removals(context: Context) -> dict[LateCause, _Removal]:
     """Cause → the work removed with it; causes without any are omitted."""
     attribution = context.attribution
-    excess = attribution.claimed if _hide_each_other(attribution) else attribution.excess
+    excess = attribution.gross_excess if _hide_each_other(attribution) else attribution.excess
     removals = {
         cause: _Removal(component(excess, components), components)
         for cause, components in LATE_COMPONENTS.items()
@@ -189,18 +189,18 @@ def _removals(context: Context) -> dict[LateCause, _Removal]:
         waited = [of_group.sum(axis=-1) for of_group in attribution.starved]
         removals[LateCause.CPU_STARVED] = _Removal(waited, PHASES)
     different = different_work(context)
-    unattributed = {LateCause.UNKNOWN: unseen(context.graph, attribution), LateCause.HOST: different}
+    unattributed = {LateCause.UNKNOWN: unseen_lateness(context.graph, attribution), LateCause.HOST: different}
     if attribution.short and all(more is None for more in unattributed.values()):
         unattributed.update(_unexplained(context, [removal.work for removal in removals.values()]))
     for cause, more in unattributed.items():
         if more is not None:
             seen = removals.get(cause)
             whole = [a + b for a, b in zip(seen.work, more, strict=True)] if seen else more
-            of_each = cause == LateCause.HOST and more is different
-            removals[cause] = _Removal(whole, LATE_COMPONENTS[cause], of_each=of_each)
-    if attribution.in_turn:
-        summed = [amount.sum(axis=-1) for amount in attribution.in_turn]
-        components = tuple(c for kind in attribution.causes_in_turn for c in LATE_COMPONENTS[kind])
+            at_different_lines = cause == LateCause.HOST and more is different
+            removals[cause] = _Removal(whole, LATE_COMPONENTS[cause], at_different_lines=at_different_lines)
+    if attribution.turns_excess:
+        summed = [amount.sum(axis=-1) for amount in attribution.turns_excess]
+        components = tuple(c for kind in attribution.turns_causes for c in LATE_COMPONENTS[kind])
         removals[LateCause.TURNS] = _Removal(summed, components)
     return removals
 
@@ -210,7 +210,7 @@ def _unexplained(context: Context, known: Sequence[Sequence[Array]]) -> dict[Lat
     longer on the late rank (unknown if there is none). {} if all is explained."""
     graph = context.graph
     places = regularly_late(graph)
-    late = [_lateness(group, np.array(places, np.int64)) for group in graph.groups]
+    late = [_removable_lateness(group, np.array(places, np.int64)) for group in graph.groups]
     late_ns, explained_ns = (
         sum((of_group.sum(axis=(0, 1)) for of_group in amounts), np.zeros(len(graph.ranks)))
         for amounts in (late, [of_group for work in known for of_group in work])
@@ -222,7 +222,7 @@ def _unexplained(context: Context, known: Sequence[Sequence[Array]]) -> dict[Lat
     for place in np.flatnonzero(enough & (explained_ns < _TUNING.priced * late_ns)).tolist():
         left = np.zeros(len(graph.ranks))
         left[place] = 1.0 - explained_ns[place] / late_ns[place]
-        kind = _kind_done_longer(context.drawn, place, float(late_ns[place]) / graph.cycles)
+        kind = _kind_with_excess(context.drawn, place, float(late_ns[place]) / graph.cycles)
         before = found.get(kind, [np.zeros_like(of_group) for of_group in late])
         found[kind] = [of_group * left + more for of_group, more in zip(late, before, strict=True)]
     return found
@@ -230,7 +230,9 @@ def _unexplained(context: Context, known: Sequence[Sequence[Array]]) -> dict[Lat
 
 def regularly_late(graph: Graph) -> list[int]:
     """Positions of the late ranks whose mean lateness over the cycles is significant."""
-    late = _late(lateness(graph)[0], graph.mean_cycle_ns) if len(graph.ranks) > 1 and graph.groups else []
+    late = (
+        _late_ranks(lateness(graph)[0], graph.mean_cycle_ns) if len(graph.ranks) > 1 and graph.groups else []
+    )
     if not late:
         return []
     amounts = np.concatenate([np.nan_to_num(later_ns(group)).sum(axis=1) for group in graph.groups])
@@ -239,7 +241,7 @@ def regularly_late(graph: Graph) -> list[int]:
     return [place for place in late if regular[place]]
 
 
-def _kind_done_longer(recorded: Array, place: int, late_ns: float) -> LateCause:
+def _kind_with_excess(recorded: Array, place: int, late_ns: float) -> LateCause:
     """The kind of ``recorded`` work [cycles, R, C] ns that takes longer on the rank than on the others in each cycle, by at least half of
     its lateness, ``late_ns`` per cycle; else unknown."""
     longer: dict[LateCause, float] = {}
@@ -252,25 +254,25 @@ def _kind_done_longer(recorded: Array, place: int, late_ns: float) -> LateCause:
 
 
 def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) -> Cost:
-    attribution, in_turn = context.attribution, cause == LateCause.TURNS
+    attribution, is_turns = context.attribution, cause == LateCause.TURNS
     fields: dict[str, Any] = {}
-    if in_turn:
+    if is_turns:
         fields["period_steps"] = len(context.graph.ranks) if attribution.rotates else None
-        fields["kinds"] = list(attribution.causes_in_turn)
-    positions = None if in_turn else sorted(most_of(_by_rank(removal.work)))
+        fields["kinds"] = list(attribution.turns_causes)
+    positions = None if is_turns else sorted(main_stragglers(_by_rank(removal.work)))
     phase = slower_phase(context.graph, positions) if cause == LateCause.COMPUTE and positions else None
     if phase is not None:
         fields["phase"], fields["lines_of"] = word_of(phase), (phase,)
     if cause in attribution.stands_out_in or cause != LateCause.DATA:
         fields["stands_out_in"] = attribution.stands_out_in.get(cause, [])
-    if positions and not removal.of_each:
+    if positions and not removal.at_different_lines:
         fields |= confirmed_by_events(context.drawn, cause, removal.work, positions)
         if cause in (LateCause.HOST, LateCause.CPU_STARVED):
             fields["awake_ms"] = awake_longer_ms(context.graph, removal.work, positions)
-    if removal.of_each and positions:
+    if removal.at_different_lines and positions:
         # The line with most work of each of these ranks, the rank with most work first.
         lines: list[Where] = []
-        for position in most_of(_by_rank(removal.work)):
+        for position in main_stragglers(_by_rank(removal.work)):
             lines = joined(lines, context.lines.work(removal.components, [position], context.steps)[:1])
         fields["where"] = lines
     return context.cost(
@@ -283,7 +285,7 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
     )
 
 
-def _over_all_steps(cost: Cost, context: Context) -> Cost:
+def _averaged_over_steps(cost: Cost, context: Context) -> Cost:
     """The cost of single steps of a short window, averaged over all of its steps. A step without a cycle (the step before it is not
     recorded) counts as free of the cause if no rank exceeds the usual length by half of one occurrence."""
     graph, measured_ms = context.graph, context.mean_ns / 1e6
@@ -325,8 +327,8 @@ def _hide_each_other(attribution: Attribution) -> bool:
     this must not offset its own excess. (With a synchronisation in between, both delays cost time anyway.)"""
     where: dict[LateCause, tuple[int, Array]] = {}
     for cause, positions in attribution.stragglers.items():
-        claimed = component(attribution.claimed, LATE_COMPONENTS[cause])
-        per_segment = np.concatenate([of_group[:, :, positions[0]].sum(axis=0) for of_group in claimed])
+        gross_excess = component(attribution.gross_excess, LATE_COMPONENTS[cause])
+        per_segment = np.concatenate([of_group[:, :, positions[0]].sum(axis=0) for of_group in gross_excess])
         if per_segment.any():
             where[cause] = positions[0], per_segment / per_segment.sum()
     return any(

@@ -172,13 +172,13 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         gain_ns = max(0.0, float(gains.mean()))
         per_cycle = _per_cycle(spent)
         hit = self._hit(per_cycle)
-        when = self._when_hit(hit)
+        when = self._steps_hit_or_all(hit)
         own_ms, typical_ms = self._time_spent_ms(spent, components, positions)
         if where is None and components:
             where = self.lines.work(lines_of or components, positions, when, fallback_steps=self.steps)
         return Cost(
             **{
-                **self._saving(gains, gain_ns, part, self._either_way_ns(changes, usually)),
+                **self._saving(gains, gain_ns, part, self._dependency_bounds_ns(changes, usually)),
                 "beside_ms_per_step": self._overlappable_ms(
                     gain_ns if part is None else part.part_ns, components, positions
                 ),
@@ -197,7 +197,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
 
     def steps_hit(self, spent: Sequence[Array]) -> Ints:
         """Numbers of the steps in which a cause takes time, see :meth:`cost`; all steps if it takes too little time in each."""
-        return self._when_hit(self._hit(_per_cycle(spent)))
+        return self._steps_hit_or_all(self._hit(_per_cycle(spent)))
 
     def _hit(self, per_cycle: Array) -> Mask:
         at_all: Mask = per_cycle > PRICE_TUNING.hit_share * self.mean_ns
@@ -234,20 +234,20 @@ class Context(msgspec.Struct, frozen=True, dict=True):
             **either_ms,
         }
 
-    def _either_way_ns(self, changes: Sequence[Change], usually: bool) -> tuple[float, float] | None:
+    def _dependency_bounds_ns(self, changes: Sequence[Change], usually: bool) -> tuple[float, float] | None:
         """(mean gain if all computation with an uncertain dependency waits for its collective, mean gain if none does); None if no
         dependency is uncertain, or if it makes little difference."""
-        if not self._either_way_graphs:
+        if not self._dependency_bound_graphs:
             return None
         waiting, going_on = (
             max(0.0, float(_gains_ns(graph, measured_ns, changes, usually).mean()))
-            for graph, measured_ns in self._either_way_graphs
+            for graph, measured_ns in self._dependency_bound_graphs
         )
         matters = abs(waiting - going_on) > PRICE_TUNING.close * max(waiting, going_on)
         return (waiting, going_on) if matters else None
 
     @cached_property
-    def _either_way_graphs(self) -> list[tuple[Graph, Array]]:
+    def _dependency_bound_graphs(self) -> list[tuple[Graph, Array]]:
         """(graph, its [cycles] lengths) with every uncertain dependency present, and with each absent; [] if none is uncertain, or on CPUs,
         where dependencies have no effect."""
         known = [group.dependency_probability for group in self.graph.groups if group.on_device]
@@ -281,7 +281,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         listed = Component.CHECKPOINT in components or (Component.DATA in components and bool(few))
         return sorted(self.steps[hit].tolist()) if listed else []
 
-    def _when_hit(self, hit: Mask) -> Ints:
+    def _steps_hit_or_all(self, hit: Mask) -> Ints:
         """The steps that are ``hit``; all steps if none is."""
         return self.steps[hit] if hit.any() else self.steps
 
@@ -294,7 +294,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
             return float(np.median(means)) / 1e6, None
         # Includes work that overlaps with synchronisations. If devices wait for hosts, the standalone time of each rank.
         work = [
-            g.work_with_overlap if set_by_hosts(g, components) else g.with_overlap(g.work)
+            g.work_with_overlap if waits_for_hosts(g, components) else g.with_overlap(g.work)
             for g in self.graph.groups
         ]
         work_ns = np.concatenate([own.sum(axis=1) for own in component(work, components)]).mean(axis=0)
@@ -359,7 +359,7 @@ def _gains_ns(graph: Graph, measured_ns: Array, changes: Sequence[Change], usual
     return np.minimum(gains, np.quantile(gains, PRICE_TUNING.usual_gain)) if usually else gains
 
 
-def set_by_hosts(group: CycleGroup, components: Components) -> bool:
+def waits_for_hosts(group: CycleGroup, components: Components) -> bool:
     """Whether these components include devices' waiting for hosts, part of which overlaps with waiting for other ranks."""
     return LateCause.HOST in group.standalone_ns and not set(components).isdisjoint(
         STANDALONE[LateCause.HOST]

@@ -33,7 +33,7 @@ from ddpdoctor.measure.attribution import LATENESS, least_outlier
 from ddpdoctor.measure.facts import Cost, saving
 from ddpdoctor.measure.graph import Graph, Sync
 from ddpdoctor.measure.metrics import typical_arrival
-from ddpdoctor.measure.numerics import Array, Ints, Mask, carried_by_few, persistence, scatter_of
+from ddpdoctor.measure.numerics import Array, Ints, Mask, outliers_of_few_ranks, persistence, scatter_of
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.sourcelines import SourceLines, ranked
 from ddpdoctor.measure.steplog import RankLog, Step, evaluated
@@ -76,10 +76,10 @@ def rare_costs(source: RareSource) -> Costs:
     costs: Costs = {}
     for cause, components in source.kinds.items():
         pauses = _Pauses(source.graph, source.lines, components)
-        late = pauses.of_stragglers()
+        late = pauses.cost_on_few_ranks()
         if late is not None and late.ms_per_step > 0:
             costs[f"late.{cause}"] = late
-        common = pauses.of_all() if cause in RECORDED else None
+        common = pauses.cost_on_all_ranks() if cause in RECORDED else None
         if common is not None:
             costs[f"shared.{cause}"] = common
     return costs
@@ -119,29 +119,29 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
         return self._ordered([work.sum(axis=1) for work in self._work])
 
     @cached_property
-    def _beyond(self) -> list[Array]:
+    def _excess(self) -> list[Array]:
         """[N, K, R] per group: excess over the rank's median work in the same segment. The median is scaled down to the rank's median work
         in a cycle of any group: if a barrier follows each checkpoint, cycles with a checkpoint are a separate group, in which saving is
         normal."""
         in_any = np.median(self.own, axis=0)
-        beyond = []
+        excess = []
         for work in self._work:
             usual = np.median(work, axis=0)
             usual *= np.minimum(1.0, in_any / np.maximum(usual.sum(axis=0), 1.0))
-            beyond.append(np.clip(work - usual, 0, None))
-        return beyond
+            excess.append(np.clip(work - usual, 0, None))
+        return excess
 
     @cached_property
-    def beyond(self) -> Array:
+    def excess(self) -> Array:
         """[N, R]: excess over the rank's usual work."""
-        return self._ordered([beyond.sum(axis=1) for beyond in self._beyond])
+        return self._ordered([excess.sum(axis=1) for excess in self._excess])
 
     @cached_property
     def delayed(self) -> Array:
         """[N, R]: the part of the excess by which the rank was later than usual at its next synchronisation."""
         late = _later_than_usual(self.graph)
         return self._ordered(
-            [np.minimum(a, b).clip(0, None).sum(axis=1) for a, b in zip(self._beyond, late, strict=True)]
+            [np.minimum(a, b).clip(0, None).sum(axis=1) for a, b in zip(self._excess, late, strict=True)]
         )
 
     @cached_property
@@ -152,25 +152,25 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def concentrated(self) -> Mask:
         """[N, R] mask of pauses that are concentrated on few ranks."""
-        concentrated = carried_by_few(self.pauses, self.delayed, self.steps)
-        concentrated &= concentrated.sum(axis=0) >= LATENESS.fewest_spikes
+        concentrated = outliers_of_few_ranks(self.pauses, self.delayed, self.steps)
+        concentrated &= concentrated.sum(axis=0) >= LATENESS.fewest_outliers
         return concentrated
 
-    def of_stragglers(self) -> Cost | None:
+    def cost_on_few_ranks(self) -> Cost | None:
         """Cost of the pauses of few ranks; None if there are none."""
         if not self.concentrated.any():
             return None
         positions = np.flatnonzero(self.concentrated.any(axis=0)).tolist()
         return self._cost(np.where(self.concentrated, self.delayed, 0.0).max(axis=1), positions)
 
-    def of_all(self) -> Cost | None:
+    def cost_on_all_ranks(self) -> Cost | None:
         """Cost of pauses of all ranks together, or of different ranks; None if there are too few."""
-        outliers = np.where(self._outliers(self.beyond), self.beyond, 0.0)
+        outliers = np.where(self._outliers(self.excess), self.excess, 0.0)
         middle = (outliers.shape[1] - 1) // 2
         everywhere = np.sort(outliers, axis=1)[:, middle]
         scattered = np.where(self.pauses, self.delayed, 0.0).max(axis=1) * (not self.concentrated.any())
         amount = np.maximum(everywhere, scattered)
-        return self._cost(amount, None) if (amount > 0).sum() >= LATENESS.fewest_spikes else None
+        return self._cost(amount, None) if (amount > 0).sum() >= LATENESS.fewest_outliers else None
 
     def _ordered(self, parts: Sequence[Array]) -> Array:
         """Values per group, concatenated, in order of steps."""
@@ -179,7 +179,7 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
 
     def _outliers(self, amount: Array) -> Mask:
         """[N, R] mask of amounts far beyond the rank's scatter, and beyond a minimum share of the step."""
-        scatter = scatter_of(self.beyond - np.median(self.beyond, axis=0))
+        scatter = scatter_of(self.excess - np.median(self.excess, axis=0))
         outliers: Mask = amount > least_outlier(scatter, float(np.median(self.duration)))
         return outliers
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.attribution import component, in_steps
+from ddpdoctor.measure.attribution import component, values_in_steps
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import CycleGroup, Graph, SegmentClasses
 from ddpdoctor.measure.numerics import Array, Mask
@@ -32,7 +32,7 @@ from ddpdoctor.measure.taxonomy import (
     SyncKind,
 )
 
-from .price import Context, Costs, set_by_hosts
+from .price import Context, Costs, waits_for_hosts
 from .why import awake_of_all_ms
 
 _USER_CODE = (SharedCause.HOST, SharedCause.OUTSIDE)
@@ -65,12 +65,12 @@ def shared_work(context: Context) -> Costs:
     if launch is not None:
         names = context.lines.operators(SHARED_COMPONENTS[SharedCause.LAUNCH])
         costs[SharedCause.LAUNCH] = msgspec.structs.replace(launch, operators=names)
-    return _known(costs)
+    return _present(costs)
 
 
 def shared_synchronisations(context: Context) -> Costs:
     """``shared.*`` of barriers, blocking collectives, host-device synchronisations, and broadcasts of buffers."""
-    return _known({cause: _without_syncs(context, kind) for cause, kind in SHARED_SYNCS.items()})
+    return _present({cause: _without_syncs(context, kind) for cause, kind in SHARED_SYNCS.items()})
 
 
 def exposed_transfers(context: Context) -> dict[SharedCause, Cost | None]:
@@ -97,7 +97,7 @@ def redundant_reductions(context: Context) -> Costs:
     ]
     changes = without_reductions(context.graph, context.reducer.synced_ns)
     where = context.lines.syncs([SyncKind.GRADIENTS])
-    return _known({SharedCause.REDUNDANT_SYNC: context.cost(changes, transfers, where=where)})
+    return _present({SharedCause.REDUNDANT_SYNC: context.cost(changes, transfers, where=where)})
 
 
 def _reduced_again(group: CycleGroup, k: int) -> bool:
@@ -130,7 +130,7 @@ def starved_of_cpu(context: Context) -> Costs:
     steps in which it is not known for all ranks, the mean of the other steps."""
     ranks, removed = context.graph.steps, []
     for group in context.graph.groups:
-        delay = in_steps(ranks, [of_rank.run_delay for of_rank in ranks], group.steps)
+        delay = values_in_steps(ranks, [of_rank.run_delay for of_rank in ranks], group.steps)
         known = ~np.isnan(delay).any(axis=1)
         common = np.zeros((len(delay), 1, delay.shape[1]))
         if known.any():
@@ -140,7 +140,7 @@ def starved_of_cpu(context: Context) -> Costs:
         removed.append(work * np.minimum(1.0, common / np.maximum(work.sum(axis=1, keepdims=True), 1.0)))
     if not any(delay.any() for delay in removed):
         return {}
-    return _known({SharedCause.CPU_STARVED: context.cost([without_work(removed)], removed)})
+    return _present({SharedCause.CPU_STARVED: context.cost([without_work(removed)], removed)})
 
 
 def common_work(context: Context, components: Components, *, by_kind: bool = False) -> Cost | None:
@@ -151,18 +151,19 @@ def common_work(context: Context, components: Components, *, by_kind: bool = Fal
     only its usual amount counts then, because the pattern is a separate finding.
     """
     attribution = context.attribution
-    by_chance = {c for kind in attribution.by_chance for c in LATE_COMPONENTS[kind]}
-    all_ranks = by_chance.issuperset(components)
+    random_components = {c for kind in attribution.random_causes for c in LATE_COMPONENTS[kind]}
+    all_ranks = random_components.issuperset(components)
     kinds = [(each,) for each in components] if by_kind else [components]
     removed: list[Array] = []
     alone: list[Array] = []
-    for group, claimed in zip(context.graph.groups, attribution.claimed, strict=True):
+    for group, gross_excess in zip(context.graph.groups, attribution.gross_excess, strict=True):
         # Measured and standalone work. If devices wait for hosts, waiting that overlaps with a synchronisation counts as well.
         both = [group.work, group.work_standalone]
-        if set_by_hosts(group, components):
+        if waits_for_hosts(group, components):
             both = [group.with_overlap(group.work), group.work_with_overlap]
         parts = [
-            _in_common(component([*both, claimed], kind), all_ranks, group.segment_classes) for kind in kinds
+            _in_common(component([*both, gross_excess], kind), all_ranks, group.segment_classes)
+            for kind in kinds
         ]
         removed.append(np.sum([part for part, _ in parts], axis=0))
         alone.append(np.sum([part for _, part in parts], axis=0))
@@ -176,12 +177,12 @@ def common_work(context: Context, components: Components, *, by_kind: bool = Fal
         numbers = context.graph.numbers
         long, usual = pattern.long_and_usual_steps(numbers)
         if long.any() and usual.any():
-            removed, alone = _as_usual(removed, long, usual), _as_usual(alone, long, usual)
+            removed, alone = _limited_to_usual(removed, long, usual), _limited_to_usual(alone, long, usual)
             where = context.lines.work(components, None, numbers[usual], fallback_steps=numbers)
     return context.cost([without_work(removed, alone)], removed, components, where=where)
 
 
-def _as_usual(work: list[Array], long: Mask, usual: Mask) -> list[Array]:
+def _limited_to_usual(work: list[Array], long: Mask, usual: Mask) -> list[Array]:
     """``work`` ([N, K, R] ns per group), in ``long`` cycles limited to each rank's median of the ``usual`` ones; both masks [cycles], group
     by group."""
     of_cycle = np.concatenate([of_group.sum(axis=1) for of_group in work])
@@ -209,10 +210,10 @@ def different_work(context: Context) -> list[Array] | None:
     if same is None or same >= DIFFERENT:
         return None
     work = [component([group.work], components)[0] for group in graph.groups]
-    claimed = component(context.attribution.claimed, components)
+    gross_excess = component(context.attribution.gross_excess, components)
     alike = [
         common_part(own - more, own - more, group.segment_classes)
-        for group, own, more in zip(graph.groups, work, claimed, strict=True)
+        for group, own, more in zip(graph.groups, work, gross_excess, strict=True)
     ]
     apart = [(1.0 - same) * common for common in alike]
     mean_ns = float(np.concatenate([of_group.sum(axis=1) for of_group in apart]).mean())
@@ -252,5 +253,5 @@ def _names(graph: Graph, kinds: Sequence[str]) -> str | None:
     return ", ".join(sorted(names)) or None
 
 
-def _known(costs: dict[SharedCause | str, Cost | None]) -> Costs:
+def _present(costs: dict[SharedCause | str, Cost | None]) -> Costs:
     return {f"shared.{cause}": cost for cause, cost in costs.items() if cost is not None}

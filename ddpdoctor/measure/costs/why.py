@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.attribution import longer_alike, others_median
+from ddpdoctor.measure.attribution import others_median, proportional_gap_excess
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import Graph, RankSteps
 from ddpdoctor.measure.numerics import Array, Ints, median_error, scatter_of
@@ -148,7 +148,7 @@ def cause_of_computing_longer(
     typical_ms = cost.typical_ms or 0.0
     extra_ms = (cost.own_ms or 0.0) - typical_ms
     for amount in _AMOUNTS:
-        more = _more(graph, cost.ranks, amount)
+        more = _relative_amount(graph, cost.ranks, amount)
         # The excess that is proportional to the additional amount of work.
         explains = extra_ms <= 0 or typical_ms * (more - 1.0) >= _TUNING.explains * extra_ms
         if more > _TUNING.even and explains:
@@ -161,10 +161,10 @@ def cause_of_computing_longer(
     return LateCause.CPU_STARVED if starved else LateCause.COMPUTE
 
 
-def _more(graph: Graph, ranks: Sequence[int], amount: Amount) -> float:
+def _relative_amount(graph: Graph, ranks: Sequence[int], amount: Amount) -> float:
     """The amount of work of the late ranks relative to the median of the others; 1.0 if unknown."""
     means = {
-        rank: _known(values, np.mean)
+        rank: _summary_of_known(values, np.mean)
         for rank, steps in zip(graph.ranks, graph.steps, strict=True)
         if (values := amount(steps)) is not None
     }
@@ -175,7 +175,7 @@ def _more(graph: Graph, ranks: Sequence[int], amount: Amount) -> float:
     return 1.0
 
 
-def _known(values: Array, summary: Callable[[Array], Any]) -> float | None:
+def _summary_of_known(values: Array, summary: Callable[[Array], Any]) -> float | None:
     """``summary`` (mean or median) of the known values; None with too few."""
     known = values[~np.isnan(values)]
     return float(summary(known)) if len(known) >= _TUNING.fewest_known else None
@@ -187,16 +187,16 @@ def _is_starved(graph: Graph, ranks: Sequence[int], hit_steps: Ints, each_time_m
     measured = np.unique(graph.numbers)
     seldom = len(hit_steps) < _TUNING.seldom * len(measured)
     in_hit = _scheduled(graph, hit_steps)
-    at_rest = _scheduled(graph, np.setdiff1d(measured, hit_steps)) if seldom else {}
+    in_other_steps = _scheduled(graph, np.setdiff1d(measured, hit_steps)) if seldom else {}
     others = [of_rank for rank, of_rank in in_hit.items() if rank not in ranks]
     own = {rank: of_rank for rank, of_rank in in_hit.items() if rank in ranks}
     if not own or not others:
         return False
     # On a busy machine, longer computation also means a longer wait. So the wait that follows from the others' wait per running time is
     # subtracted, or the rank's own wait in the other steps, if these are the majority and it is larger.
-    due = float(np.median([delay / ran for delay, ran in others]))
+    usual_rate = float(np.median([delay / ran for delay, ran in others]))
     waited = [
-        delay - max(due * ran, at_rest[rank][0] if rank in at_rest else 0.0)
+        delay - max(usual_rate * ran, in_other_steps[rank][0] if rank in in_other_steps else 0.0)
         for rank, (delay, ran) in own.items()
     ]
     # A thread that is late only because it waits for a CPU runs no longer than the others.
@@ -210,8 +210,8 @@ def _scheduled(graph: Graph, steps: Ints) -> dict[int, tuple[float, float]]:
     found: dict[int, tuple[float, float]] = {}
     for rank, of_rank in zip(graph.ranks, graph.steps, strict=True):
         chosen = np.isin(of_rank.steps, steps)
-        delay = _known(of_rank.run_delay[chosen], np.median)
-        ran = None if of_rank.cpu is None else _known(of_rank.cpu[chosen], np.median)
+        delay = _summary_of_known(of_rank.run_delay[chosen], np.median)
+        ran = None if of_rank.cpu is None else _summary_of_known(of_rank.cpu[chosen], np.median)
         if delay is not None and ran:
             found[rank] = delay, ran
     return found
@@ -225,38 +225,44 @@ def confirmed_by_events(
     ``drawn`` [cycles, R, C] is the recorded work, ``removed`` [N, K, R] ns per group the excess of these ranks for the cause. {} if they
     have no excess, or if nothing of that kind is recorded.
     """
-    said = np.concatenate([of_group.sum(axis=1) for of_group in removed])
-    hits = {position: said[:, position] > 0 for position in positions if (said[:, position] > 0).any()}
+    lateness_ns = np.concatenate([of_group.sum(axis=1) for of_group in removed])
+    hits = {
+        position: lateness_ns[:, position] > 0
+        for position in positions
+        if (lateness_ns[:, position] > 0).any()
+    }
     components = LATE_COMPONENTS.get(cause)
     if not hits or components is None or cause == LateCause.UNKNOWN:
         return {}
-    if cause == LateCause.COMPUTE and not np.median(_of(drawn, COMPUTATION), axis=0)[list(hits)].any():
+    if cause == LateCause.COMPUTE and not np.median(_work_of(drawn, COMPUTATION), axis=0)[list(hits)].any():
         return {}
 
     def in_its_steps(values: Array) -> float:
         medians = [np.median(values[hit, position]) for position, hit in hits.items()]
         return float(np.mean(medians)) / 1e6
 
-    late_ms = in_its_steps(said)
-    shown = {
-        kind: in_its_steps(_beyond(drawn, kind)) for kind in LATE_COMPONENTS if kind != LateCause.UNKNOWN
+    late_ms = in_its_steps(lateness_ns)
+    shown_ms = {
+        kind: in_its_steps(_excess(drawn, kind)) for kind in LATE_COMPONENTS if kind != LateCause.UNKNOWN
     }
-    elsewhere = max((kind for kind in shown if kind != cause), key=lambda kind: shown[kind])
-    instead = shown[cause] < _TUNING.shows * late_ms <= shown[elsewhere]
-    return {"late_ms": late_ms, "drawn_ms": shown[cause], "drawn_as": elsewhere if instead else None}
+    elsewhere = max((kind for kind in shown_ms if kind != cause), key=lambda kind: shown_ms[kind])
+    is_named = shown_ms[cause] < _TUNING.shows * late_ms <= shown_ms[elsewhere]
+    return {"late_ms": late_ms, "drawn_ms": shown_ms[cause], "drawn_as": elsewhere if is_named else None}
 
 
-def _of(drawn: Array, components: Components) -> Array:
+def _work_of(drawn: Array, components: Components) -> Array:
     """[cycles, R] ns."""
     whole: Array = drawn[:, :, [INDEX[name] for name in components]].sum(axis=2)
     return whole
 
 
-def _beyond(drawn: Array, cause: LateCause) -> Array:
+def _excess(drawn: Array, cause: LateCause) -> Array:
     """[cycles, R] ns excess of a kind of work over the median of the other ranks. If a rank is slower in its phases, the excess in the gaps
     between them counts as computation up to the same proportion."""
-    own = _of(drawn, LATE_COMPONENTS[cause])
+    own = _work_of(drawn, LATE_COMPONENTS[cause])
     beyond: Array = own - others_median(own)
     if cause != LateCause.COMPUTE:
         return beyond
-    return beyond + longer_alike(_of(drawn, (*BETWEEN_PHASES, Component.HOST)), _of(drawn, PHASES))
+    return beyond + proportional_gap_excess(
+        _work_of(drawn, (*BETWEEN_PHASES, Component.HOST)), _work_of(drawn, PHASES)
+    )

@@ -40,7 +40,7 @@ class Tuning(msgspec.Struct, frozen=True):
     """Minimum share of floors above the previous one: growth in a few large steps, as at each checkpoint, is not reported."""
     above: float = 0.1
     """Part of the mean rise from which a floor counts as above the previous one; less is noise between large steps."""
-    given_back: float = 0.25
+    freed_part: float = 0.25
     """Maximum part of the growth that is freed again: memory freed at the end of each epoch is not a leak."""
     steady: float = 0.6
     """Minimum slope of the last windows relative to the first ones: 1 for a leak. Logarithmic settling, as of fragmentation, has 0.4 from a
@@ -54,7 +54,7 @@ class Tuning(msgspec.Struct, frozen=True):
     the drift."""
     part: float = 0.4
     """Share of the windows that are the first, and the last, ones."""
-    standing: float = 0.001
+    least_progress: float = 0.001
     """Minimum distance of two floors as a part of all steps: the job made no progress between closer ones, and they give no slope."""
     least_bytes: int = 32 << 20
     """Minimum growth: malloc arenas, thread stacks and the recording itself grow by as much in healthy jobs."""
@@ -77,10 +77,10 @@ class Rise(msgspec.Struct, frozen=True):
     """At the end."""
 
 
-def aliased(phases: Array) -> bool:
+def is_aliased(phases: Array) -> bool:
     """Whether the readings are aliased: their phase is nearly the same in neighbouring steps and drifts slowly, so that the memory use
     within one step looks like growth. ``phases`` [N]: positions in their steps, 0 to 1, in order of time."""
-    if not enough(len(phases)):
+    if not has_enough_readings(len(phases)):
         return False
     turned = np.exp(2j * np.pi * phases)
     count = min(TUNING.most_windows, len(phases) // TUNING.readings)
@@ -93,7 +93,7 @@ def aliased(phases: Array) -> bool:
     )
 
 
-def enough(readings: int) -> bool:
+def has_enough_readings(readings: int) -> bool:
     """Whether there are enough readings to detect growth."""
     return readings >= TUNING.fewest_windows * TUNING.readings
 
@@ -101,7 +101,7 @@ def enough(readings: int) -> bool:
 def rise_of(progress: Array, held_bytes: Array, *, cache: bool = False) -> Rise | None:
     """The growth of a series; None if it does not grow throughout. ``progress`` [N]: steps done at each reading, ascending. ``cache``:
     whether the growth may be a dataset cache."""
-    if not enough(len(progress)):
+    if not has_enough_readings(len(progress)):
         return None
     steps, floors = _floors(progress, progress, held_bytes)
     if len(floors) < TUNING.fewest_windows:
@@ -109,24 +109,24 @@ def rise_of(progress: Array, held_bytes: Array, *, cache: bool = False) -> Rise 
     steady = TUNING.steady_cache if cache else TUNING.steady
     # Also test windows of equal time: in a job that became slow, few steps follow after growth that stopped long ago.
     clock = np.arange(len(progress), dtype=float)
-    all_along = trend(steps, floors, RANGE_LEVEL)
+    whole_trend = trend(steps, floors, RANGE_LEVEL)
     grown = float(floors[-1] - floors[0])
     mean_slope = grown / float(steps[-1] - steps[0])
     slopes = np.diff(floors) / np.diff(steps)
-    fallen = float((np.maximum.accumulate(floors) - floors).max())
+    freed_bytes = float((np.maximum.accumulate(floors) - floors).max())
     if (
         grown < max(TUNING.least_bytes, TUNING.least_share * float(floors[0]))
-        or all_along.low <= 0
-        or all_along.z_score < TUNING.z_score
+        or whole_trend.low <= 0
+        or whole_trend.z_score < TUNING.z_score
         or (slopes > TUNING.above * mean_slope).mean() < TUNING.rising
-        or fallen > TUNING.given_back * grown
+        or freed_bytes > TUNING.freed_part * grown
         or floors[-1] <= floors[-3]
         or not _keeps_rising(steps, floors, steady)
         or not _keeps_rising(*_floors(clock, progress, held_bytes), steady)
     ):
         return None
-    whole = all_along.slope * float(progress[-1] - progress[0])
-    return Rise(all_along.slope, all_along.low, all_along.high, whole, float(floors[-1]))
+    whole = whole_trend.slope * float(progress[-1] - progress[0])
+    return Rise(whole_trend.slope, whole_trend.low, whole_trend.high, whole, float(floors[-1]))
 
 
 def _floors(cut: Array, progress: Array, held_bytes: Array) -> tuple[Array, Array]:
@@ -139,7 +139,7 @@ def _floors(cut: Array, progress: Array, held_bytes: Array) -> tuple[Array, Arra
         least.append(begin + int(np.argmin(held_bytes[begin:end])))
         begin = end
     steps, floors = progress[least], held_bytes[least]
-    on = np.append(True, np.diff(steps) > TUNING.standing * (progress[-1] - progress[0]))
+    on = np.append(True, np.diff(steps) > TUNING.least_progress * (progress[-1] - progress[0]))
     return steps[on], floors[on]
 
 
@@ -210,9 +210,9 @@ def observation_of(log: RankLog) -> Observation | None:
     begin = max(steps[0].start_ns, settled, _window_end_ns(log) + _AFTER_WINDOW_NS)
     passes = _Epochs.of(log)
     after = None if passes is None else passes.end_ns(first, end)
-    if after is not None and enough((end - max(after, begin)) // _SECOND_NS):
+    if after is not None and has_enough_readings((end - max(after, begin)) // _SECOND_NS):
         begin = max(after, begin)
-    if not enough((end - begin) // _SECOND_NS):
+    if not has_enough_readings((end - begin) // _SECOND_NS):
         return None
     rows = [step for step in steps if step.start_ns >= begin]
     if len(rows) < 2:

@@ -51,7 +51,7 @@ def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Me
             begin_ns, end_ns = min(step.start_ns for step in steps), max(step.end_ns for step in steps)
             free[name] = host_free(hosts[name], begin_ns, end_ns)
     grows = {place: [rank for rank in ranks if place in rank.rises] for place in MemoryKind}
-    grows[MemoryKind.WORKERS] = [rank for rank in grows[MemoryKind.WORKERS] if not _inherits(rank)]
+    grows[MemoryKind.WORKERS] = [rank for rank in grows[MemoryKind.WORKERS] if not _workers_inherit(rank)]
 
     def on_host(rank: Rank) -> tuple[float | None, float]:
         name = rank.log.host
@@ -74,11 +74,11 @@ def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Me
             MemoryKind.DEVICE,
             lambda rank: (rank.device_free, rank.hourly(MemoryKind.DEVICE)),
         ),
-        **_amounts(ranks),
-        **_room(ranks, here, free, hosts),
-        allocated_peak_bytes=_most(rank.device.allocated_peak for rank in ranks if rank.device),
-        reserved_peak_bytes=_most(rank.device.reserved_peak for rank in ranks if rank.device),
-        allocation_retries=_most(rank.device.retries for rank in ranks if rank.device),
+        **_usage(ranks),
+        **_headroom(ranks, here, free, hosts),
+        allocated_peak_bytes=_max_or_none(rank.device.allocated_peak for rank in ranks if rank.device),
+        reserved_peak_bytes=_max_or_none(rank.device.reserved_peak for rank in ranks if rank.device),
+        allocation_retries=_max_or_none(rank.device.retries for rank in ranks if rank.device),
         lasting_retries=retries,
         steps_per_retry=steps_per_retry,
     )
@@ -98,7 +98,7 @@ def _lasting_retries(devices: Sequence[DeviceMemory]) -> tuple[float | None, flo
     return count, steps / count if count and steps else None
 
 
-def _inherits(rank: Rank) -> bool:
+def _workers_inherit(rank: Rank) -> bool:
     """Whether forking from the growing rank explains the growth of its workers."""
     own = rank.rises.get(MemoryKind.PROCESS)
     workers = int((rank.log.main_loader_settings or {}).get("num_workers") or 1)
@@ -106,7 +106,7 @@ def _inherits(rank: Rank) -> bool:
 
 
 def _observed_hours(ranks: Sequence[Rank], place: MemoryKind) -> float | None:
-    return _most(
+    return _max_or_none(
         rank.observation.hours for rank in ranks if rank.observation is not None and place in rank.observed
     )
 
@@ -144,7 +144,7 @@ def _growth(growing: Sequence[Rank], place: MemoryKind, left: _Free) -> Growth |
     )
 
 
-def _amounts(ranks: Sequence[Rank]) -> dict[str, Any]:
+def _usage(ranks: Sequence[Rank]) -> dict[str, Any]:
     """Facts on ranks that use more than the others: device memory if all ranks recorded it, host memory in jobs on CPUs."""
     on_device = all(rank.device_most is not None for rank in ranks)
     if not ranks or not (on_device or _on_cpus(ranks)):
@@ -169,7 +169,7 @@ def _on_cpus(ranks: Sequence[Rank]) -> bool:
     return all(rank.log.record.info.get("device") == "cpu" for rank in ranks)
 
 
-def _room(
+def _headroom(
     ranks: Sequence[Rank],
     here: Mapping[str, Sequence[Rank]],
     free: Mapping[str, tuple[float | None, float | None]],
@@ -209,5 +209,5 @@ def _ranks_on(host: HostTelemetry, recorded: Sequence[Rank]) -> int:
     return len(known.union(rank for rank in host.ranks if rank < world))
 
 
-def _most(values: Iterable[float | None]) -> float | None:
+def _max_or_none(values: Iterable[float | None]) -> float | None:
     return max((float(value) for value in values if value is not None), default=None)

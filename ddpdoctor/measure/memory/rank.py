@@ -20,7 +20,7 @@ from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.rundir import MEMORY_FILE, MEMORY_SCHEMA, Phase
 from ddpdoctor.rundir.files import broken_lines
 
-from .growing import MemoryKind, Observation, Rise, aliased, enough, observation_of, rise_of
+from .growing import MemoryKind, Observation, Rise, has_enough_readings, is_aliased, observation_of, rise_of
 
 _PROCESS_FIELDS = ("process_memory_bytes", "process_rss_bytes")
 """The first available one is used: not every system reports memory without pages of files."""
@@ -157,26 +157,26 @@ class DeviceMemory(msgspec.Struct, frozen=True):
 
 def device_memory(log: RankLog, notes: list[str]) -> DeviceMemory | None:
     """The device memory of a rank; None if it recorded none, or if its file is invalid. Problems of the file are added to ``notes``."""
-    looks, total = _readings(log, notes)
-    if not looks:
+    readings, total = _readings(log, notes)
+    if not readings:
         return None
     phases: dict[str, int] = {}
-    for line in looks:
+    for line in readings:
         if line.phase in _PHASES:
             phases[line.phase] = max(phases.get(line.phase, 0), line.allocated_bytes or 0)
-    allocated = np.array([line.allocated_bytes for line in looks], float)
-    lasting = looks[len(looks) // 2 :]
+    allocated = np.array([line.allocated_bytes for line in readings], float)
+    lasting = readings[len(readings) // 2 :]
     counted = [line.retries for line in lasting if line.retries is not None]
     steps = [line.step for line in lasting if line.step is not None]
     return DeviceMemory(
         total_bytes=total,
-        times_ns=np.array([line.t_ns for line in looks], float),
+        times_ns=np.array([line.t_ns for line in readings], float),
         allocated=allocated,
         # The job may reset torch's peak counters.
-        allocated_peak=max(int(allocated.max()), *(line.allocated_peak_bytes or 0 for line in looks)),
-        reserved_peak=max(max(line.reserved_peak_bytes or 0, line.reserved_bytes or 0) for line in looks),
-        reserved=looks[-1].reserved_bytes or 0,
-        retries=max((line.retries for line in looks if line.retries is not None), default=None),
+        allocated_peak=max(int(allocated.max()), *(line.allocated_peak_bytes or 0 for line in readings)),
+        reserved_peak=max(max(line.reserved_peak_bytes or 0, line.reserved_bytes or 0) for line in readings),
+        reserved=readings[-1].reserved_bytes or 0,
+        retries=max((line.retries for line in readings if line.retries is not None), default=None),
         # The job may reset torch's counters.
         lasting_retries=max(0, counted[-1] - counted[0]) if counted else None,
         lasting_steps=max(0, steps[-1] - steps[0]) if steps else 0,
@@ -201,22 +201,22 @@ def _readings(log: RankLog, notes: list[str]) -> tuple[list[_Line], int | None]:
     if not lines or lines[0].schema != MEMORY_SCHEMA:
         notes.append(f"{path} does not begin with a line of {MEMORY_SCHEMA} and is ignored.")
         return [], None
-    looks = [line for line in lines if line.is_reading]
+    readings = [line for line in lines if line.is_reading]
     broken += sum(not line.is_reading and line.schema is None for line in lines)
     total = next((line.total_bytes for line in lines if line.total_bytes is not None), None)
     if total is not None:
-        possible = [line for line in looks if line.most_bytes <= total]
-        if total < _LEAST_DEVICE_BYTES or 2 * len(possible) < len(looks):
+        possible = [line for line in readings if line.most_bytes <= total]
+        if total < _LEAST_DEVICE_BYTES or 2 * len(possible) < len(readings):
             notes.append(
                 f"{path}: the device's size, {total:,} bytes, is too small for what it holds, and is ignored."
             )
             total = None
         else:
-            broken += len(looks) - len(possible)
-            looks = possible
+            broken += len(readings) - len(possible)
+            readings = possible
     if broken:
         notes.append(broken_lines(path, broken).text)
-    return sorted(looks, key=lambda line: line.t_ns or 0), total
+    return sorted(readings, key=lambda line: line.t_ns or 0), total
 
 
 def _lines(log: RankLog) -> tuple[list[_Line], int]:
@@ -274,8 +274,8 @@ class Rank(msgspec.Struct, frozen=True):
     @property
     def device_most(self) -> float | None:
         """Largest use of the device, bytes: the larger of NVML's and torch's values. Torch's lack CUDA context and communicators."""
-        said = [self.device.reserved_peak if self.device else None, self.device_used]
-        return max((float(each) for each in said if each is not None), default=None)
+        values = [self.device.reserved_peak if self.device else None, self.device_used]
+        return max((float(each) for each in values if each is not None), default=None)
 
     @property
     def device_free(self) -> float | None:
@@ -336,7 +336,7 @@ def _rank(
         assert span is not None
         part = whole.within(span.begin_ns, span.end_ns)
         progress = _progress(log, part)
-        if not enough(len(progress)) or aliased(progress % 1.0):
+        if not has_enough_readings(len(progress)) or is_aliased(progress % 1.0):
             continue
         observed.add(place)
         rise = rise_of(progress, part.bytes_, cache=span.data_in == place)

@@ -47,7 +47,7 @@ class ChanceTuning(msgspec.Struct, frozen=True):
     """Significance level if the machine is ruled out and all outliers are on one rank; see the module's docstring."""
     mostly: float = 0.5
     """Minimum part of all outliers' weight on the few ranks: more than on all others together."""
-    fair_shares: float = 1.5
+    times_fair_share: float = 1.5
     """Minimum weight on the few ranks as a multiple of their fair share: scatter on all ranks is attributed to none."""
     comparable: float = 0.25
     """Part of the first rank's weight from which another rank is one of the few, and of the effective weight from which an outlier is
@@ -63,18 +63,18 @@ class ChanceTuning(msgspec.Struct, frozen=True):
     """Cycles of a block in long recordings: disturbances of a real machine last for about as long."""
     far: float = 6.0
     """Robust standard deviations from the median beyond which blocks are clipped."""
-    own_weighs: float = 16.0
+    half_weight_freedom: float = 16.0
     """Degrees of freedom at which a column's larger scatter counts half: with few cycles, some column's scatter is large by chance."""
     many_ranks: int = 8
     """Minimum number of ranks for a test of one rank's mean against the scatter of the others' means."""
-    differ: float = 0.1
+    means_differ_level: float = 0.1
     """Significance level at which the means of many ranks differ by more than their scatter over the cycles explains."""
 
 
 CHANCE = ChanceTuning()
 
 
-def carried_by_few(outliers: Mask, difference: Array, steps: Ints, place_chance: float = 1.0) -> Mask:
+def outliers_of_few_ranks(outliers: Mask, difference: Array, steps: Ints, place_chance: float = 1.0) -> Mask:
     """The ``outliers`` [cycles, R] of the few ranks that have most of them; none if outliers are distributed among all ranks.
 
     ``difference`` [cycles, R] is the size of each, ``place_chance`` the probability that as many random disturbances by the machine
@@ -86,17 +86,17 @@ def carried_by_few(outliers: Mask, difference: Array, steps: Ints, place_chance:
         return np.zeros_like(outliers)
     effective = float((weight**2).sum() / weight.sum())
     large: Mask = weight >= CHANCE.comparable * effective
-    leaders, chance = _leaders(weight.sum(axis=0), float(weight.sum()) / effective)
+    leaders, chance = _least_probable_ranks(weight.sum(axis=0), float(weight.sum()) / effective)
     chance *= chance_of_period(np.sort(steps[large[:, weight.sum(axis=0).argmax()]]))
-    all_of_one = leaders.sum() == 1 and place_chance <= CHANCE.ruled_out and not large[:, ~leaders].any()
-    if chance > (CHANCE.rather_unlikely if all_of_one else CHANCE.unlikely):
+    is_one_rank = leaders.sum() == 1 and place_chance <= CHANCE.ruled_out and not large[:, ~leaders].any()
+    if chance > (CHANCE.rather_unlikely if is_one_rank else CHANCE.unlikely):
         return np.zeros_like(outliers)
-    whole = lost_ns[:, leaders].sum() >= CHANCE.mostly * lost_ns.sum()
-    carried: Mask = (outliers if whole else large) & leaders
-    return carried
+    few_have_most = lost_ns[:, leaders].sum() >= CHANCE.mostly * lost_ns.sum()
+    of_few: Mask = (outliers if few_have_most else large) & leaders
+    return of_few
 
 
-def _leaders(weight: Array, total: float) -> tuple[Mask, float]:
+def _least_probable_ranks(weight: Array, total: float) -> tuple[Mask, float]:
     """(the few ranks [R], at most half of all, whose share of the ``weight`` [R] of ``total`` disturbances is least probable; that
     probability). No ranks and 1.0 if no few ranks have most of the weight."""
     world = len(weight)
@@ -106,15 +106,15 @@ def _leaders(weight: Array, total: float) -> tuple[Mask, float]:
     chances = {
         few: chance_of_ranks(total * float(share[few - 1]), total, few, world)
         for few in range(1, min(comparable, world // 2) + 1)
-        if share[few - 1] >= max(CHANCE.mostly, CHANCE.fair_shares * few / world)
+        if share[few - 1] >= max(CHANCE.mostly, CHANCE.times_fair_share * few / world)
     }
     few = min(chances, key=chances.__getitem__, default=0)
     return np.isin(np.arange(world), order[:few]), chances.get(few, 1.0)
 
 
-def chance_of_ranks(theirs: float, total: float, few: int, world: int) -> float:
-    """Upper bound of the probability that some ``few`` ranks get at least ``theirs`` of ``total`` random disturbances."""
-    tail = binomial_tail(theirs, total, few / world)
+def chance_of_ranks(count: float, total: float, few: int, world: int) -> float:
+    """Upper bound of the probability that some ``few`` ranks get at least ``count`` of ``total`` random disturbances."""
+    tail = binomial_tail(count, total, few / world)
     ways = lgamma(world + 1) - lgamma(few + 1) - lgamma(world - few + 1)
     return exp(min(0.0, ways + log(tail))) if tail else 0.0
 
@@ -176,8 +176,8 @@ def above_others(values: Array, allowed: float, work: Array) -> Mask:
     rank's mean must also be an outlier of the ranks' means.
     """
     above = above_zero(values, allowed, work)
-    if values.shape[1] >= CHANCE.many_ranks and above.any() and _differ(values, above):
-        above &= _stand_apart(_blocks(values).mean(axis=0), allowed / values.shape[1])
+    if values.shape[1] >= CHANCE.many_ranks and above.any() and _means_differ(values, above):
+        above &= _outlying_means(_blocks(values).mean(axis=0), allowed / values.shape[1])
     return above
 
 
@@ -192,10 +192,10 @@ def above_zero(values: Array, allowed: float, work: Array | None = None) -> Mask
     world = values.shape[1]
     if len(values) < 2:
         return np.zeros(world, bool)
-    above = _exceed(values, values, max(world - 1, 1), allowed)
+    above = _mean_above_zero(values, values, max(world - 1, 1), allowed)
     if work is None or world > 2 or len(_blocks(values)) > CHANCE.blocks:
         return above
-    return above | _exceed(values, np.sqrt(2.0) * work, 2, allowed)
+    return above | _mean_above_zero(values, np.sqrt(2.0) * work, 2, allowed)
 
 
 def _blocks(values: Array) -> Array:
@@ -219,12 +219,12 @@ def _error_of_mean(values: Array, scattering: Array, independent: int) -> tuple[
     of_all, own = float(scattering.var(axis=0, ddof=1).mean()), values.var(axis=0, ddof=1)
     freedom = len(values) - 1
     larger = (own / of_all if of_all else np.ones(len(own))) - 1.0
-    widened = 1.0 + np.clip(larger, 0.0, None) * freedom / (CHANCE.own_weighs + freedom)
+    widened = 1.0 + np.clip(larger, 0.0, None) * freedom / (CHANCE.half_weight_freedom + freedom)
     error: Array = np.sqrt(blocks.var(axis=0, ddof=1).mean() / len(blocks) * widened)
     return error, (len(blocks) - 1) * independent
 
 
-def _exceed(values: Array, scattering: Array, independent: int, allowed: float) -> Mask:
+def _mean_above_zero(values: Array, scattering: Array, independent: int, allowed: float) -> Mask:
     """[R] whether the mean of ``values`` [cycles, R] is above zero at the level ``allowed``, which is divided among the columns."""
     means = _blocks(values).mean(axis=0)
     error, freedom = _error_of_mean(values, scattering, independent)
@@ -233,21 +233,21 @@ def _exceed(values: Array, scattering: Array, independent: int, allowed: float) 
     return np.array([student_tail(mean, of_mean, freedom) <= each for mean, of_mean in both])
 
 
-def _stand_apart(means: Array, allowed: float) -> Mask:
+def _outlying_means(means: Array, allowed: float) -> Mask:
     """[R] the highest ``means``, of at most half of the ranks, that are outliers compared with all lower means (Rosner's test of several
     outliers, 1983)."""
     order = np.argsort(-means, kind="stable")
-    apart = np.zeros(len(means), bool)
+    outlying = np.zeros(len(means), bool)
     for few in range(1, len(means) // 2 + 1):
         others = means[order[few:]]
         beyond = float(means[order[few - 1]] - others.mean())
         error = float(others.std(ddof=1)) * np.sqrt(1.0 + 1.0 / len(others))
         if student_tail(beyond, error, len(others) - 1) <= allowed:
-            apart[order[:few]] = True
-    return apart
+            outlying[order[:few]] = True
+    return outlying
 
 
-def _differ(values: Array, late: Mask) -> bool:
+def _means_differ(values: Array, late: Mask) -> bool:
     """Whether the means of ``values`` [cycles, R] differ by more than their scatter explains (Fisher's F-test). The highest means, as many
     as there are ``late`` ranks but at most half of all, are excluded."""
     world = values.shape[1]
@@ -257,7 +257,8 @@ def _differ(values: Array, late: Mask) -> bool:
     if not seen:
         return False
     return (
-        _incomplete_beta(freedom / 2, (len(means) - 1) / 2, explained / (explained + seen)) <= CHANCE.differ
+        _incomplete_beta(freedom / 2, (len(means) - 1) / 2, explained / (explained + seen))
+        <= CHANCE.means_differ_level
     )
 
 
@@ -350,10 +351,10 @@ def persistence(steps: Ints, hit: Mask) -> Persistence:
     if not len(times):
         return Persistence("random", 0, seen, None, None)
     first, last, period = int(times[0]), int(times[-1]), None
-    stands_for = np.gradient(steps.astype(float)) if seen > 1 else np.ones(seen)
-    hits, between = stands_for[hit].sum(), stands_for[(steps >= first) & (steps <= last)].sum()
+    represents = np.gradient(steps.astype(float)) if seen > 1 else np.ones(seen)
+    hits, between = represents[hit].sum(), represents[(steps >= first) & (steps <= last)].sum()
     patterned = len(times) >= PERSISTENCE.fewest_of_pattern
-    if hits >= PERSISTENCE.always_share * stands_for.sum():
+    if hits >= PERSISTENCE.always_share * represents.sum():
         kind = "always"
     elif patterned and hits >= PERSISTENCE.always_share * between:
         kind = "range"

@@ -64,7 +64,7 @@ def place_removed_work(group: CycleGroup, removed: Array) -> Array:
     """
     if not removed.any():
         return removed
-    late = np.nan_to_num(np.clip(group.ready - _middle(group.ready), 0, None))
+    late = np.nan_to_num(np.clip(group.ready - _lower_median(group.ready), 0, None))
     takes_part = ~np.isnan(group.ready)
     passed_on = 1.0 - waits_for_end(group)
     following = np.zeros_like(removed)
@@ -75,7 +75,7 @@ def place_removed_work(group: CycleGroup, removed: Array) -> Array:
     for k in range(removed.shape[1]):
         removed_so_far = removed_so_far + removed[:, k]
         whole = removed_so_far + following[:, k]
-        excess = np.clip(whole - _middle(whole), 0, None)
+        excess = np.clip(whole - _lower_median(whole), 0, None)
         least = np.where(takes_part[:, k], np.minimum(late[:, k], excess), 0.0)
         now = np.minimum(np.maximum(np.maximum(removed_so_far, placed_so_far), least), whole)
         moved[:, k] = now - placed_so_far
@@ -83,7 +83,7 @@ def place_removed_work(group: CycleGroup, removed: Array) -> Array:
     return moved
 
 
-def _middle(values: Array) -> Array:
+def _lower_median(values: Array) -> Array:
     """Lower median over the last axis, which is kept."""
     known = np.maximum((~np.isnan(values)).sum(axis=-1, keepdims=True), 1)
     middle: Array = np.take_along_axis(np.sort(values, axis=-1), (known - 1) // 2, axis=-1)
@@ -97,27 +97,34 @@ def length_ns(
 
     The arguments are fields of a :class:`Scenario`, ``removed`` after :func:`place_removed_work`.
     """
-    free: dict[tuple[str, tuple[int, ...]], Array] = {}
+    free_from: dict[tuple[str, tuple[int, ...]], Array] = {}
     ends: list[Array] = []
-    shift, left_out, over = np.zeros_like(group.begin), np.zeros_like(group.begin), group.begin.copy()
+    shift, removed_since_wait, latest_end = (
+        np.zeros_like(group.begin),
+        np.zeros_like(group.begin),
+        group.begin.copy(),
+    )
     for k, (sync, waits) in enumerate(zip(group.syncs, waits_for_end(group), strict=True)):
-        own = list(sync.members)
-        left_out[:, own] += removed[:, k, own]
-        lane = np.maximum(group.ready[:, k, own] + shift[:, own] - left_out[:, own], group.begin[:, own])
+        members = list(sync.members)
+        removed_since_wait[:, members] += removed[:, k, members]
+        lane = np.maximum(
+            group.ready[:, k, members] + shift[:, members] - removed_since_wait[:, members],
+            group.begin[:, members],
+        )
         if synchronises[k]:
             # Each process group has its own stream, which may wait for another group's stream.
-            busy = free.get((sync.group, sync.members), group.begin[:, own])
-            start = np.maximum(np.maximum(lane, busy), _queue_released_at(group, k, ends)[:, own])
-            goes_on = start.max(axis=1)[:, None] + transfer[:, k, None] + group.exit_skew[:, k, own]
-            free[sync.group, sync.members] = goes_on
-            over[:, own] = np.maximum(over[:, own], goes_on)
+            busy = free_from.get((sync.group, sync.members), group.begin[:, members])
+            start = np.maximum(np.maximum(lane, busy), _queue_released_at(group, k, ends)[:, members])
+            own_end = start.max(axis=1)[:, None] + transfer[:, k, None] + group.exit_skew[:, k, members]
+            free_from[sync.group, sync.members] = own_end
+            latest_end[:, members] = np.maximum(latest_end[:, members], own_end)
         else:
-            goes_on = lane + group.concurrent_compute[:, k, own]
-        ends.append(np.full_like(over, -np.inf))
-        ends[k][:, own] = goes_on
-        shift[:, own] += waits[own] * (goes_on - group.end[:, k, own] - shift[:, own])
-        left_out[:, own] *= 1.0 - waits[own]
-    length: Array = np.nanmax(over, axis=1) - np.nanmax(group.begin, axis=1)
+            own_end = lane + group.concurrent_compute[:, k, members]
+        ends.append(np.full_like(latest_end, -np.inf))
+        ends[k][:, members] = own_end
+        shift[:, members] += waits[members] * (own_end - group.end[:, k, members] - shift[:, members])
+        removed_since_wait[:, members] *= 1.0 - waits[members]
+    length: Array = np.nanmax(latest_end, axis=1) - np.nanmax(group.begin, axis=1)
     least: Array = (group.issue_time_ns - issue_time_saved).max(axis=1)
     return np.maximum(length, least)
 
@@ -170,8 +177,8 @@ def replay(group: CycleGroup, scenario: Scenario) -> Array:
         if not scenario.synchronises[k]:
             ready[:, members] = arrival + group.concurrent_compute[:, k, members]
         elif sync.root is None:
-            over = arrival.max(axis=1) + scenario.transfer[:, k]
-            ready[:, members] = over[:, None] + group.exit_skew[:, k, members]
+            common_end = arrival.max(axis=1) + scenario.transfer[:, k]
+            ready[:, members] = common_end[:, None] + group.exit_skew[:, k, members]
         else:
             measured = group.end[:, k, members] - group.released_at(k)
             ready[:, members] = group.released_at(k, arrival) + measured
