@@ -1,4 +1,4 @@
-"""Limits of the recording that a reader of the numbers must know, in sentences."""
+"""Notes on the limits of a recording that affect how its numbers are to be read."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from ddpdoctor.measure.window import RUNTIME_CALLS, Window
 
 class _Tuning(msgspec.Struct, frozen=True):
     few_steps: int = 10
-    """A run with fewer measured steps gets a note: an event of every tenth step need not be among them."""
+    """A run with fewer measured steps gets a note: they may not contain an event that occurs in every tenth step."""
     much: float = 0.1
-    """Share of the step from which on it is said why it is unknown what took the time."""
+    """Share of the step from which on time without a known cause, or added by the profiler, gets a note."""
 
 
 _TUNING = _Tuning()
 
 
 def caveats(graphs: Graphs, profiler_ns: float) -> list[str]:
-    """The limits of one run's recording, one sentence each; ``profiler_ns``: what the profiler adds to each of its
-    cycles."""
+    """Return the notes on one run's recording. ``profiler_ns``: time that the profiler adds to each cycle of the window."""
     return [
         *_not_matched(graphs),
         *([] if graphs.logs else [*_missing_ranks(graphs), *_nameless(graphs)]),
@@ -37,7 +36,7 @@ def caveats(graphs: Graphs, profiler_ns: float) -> list[str]:
 
 
 def _not_matched(graphs: Graphs) -> Iterator[str]:
-    """Why no collective is matched, or how many lack members, and why."""
+    """Why no collective was matched, or how many were not matched on all their ranks, with the reasons."""
     window = graphs.window
     if window is None:
         return
@@ -90,7 +89,7 @@ def _nameless(graphs: Graphs) -> Iterator[str]:
 
 
 def _unseen(graphs: Graphs) -> Iterator[str]:
-    """Traces that show only devices, only hosts, or no steps."""
+    """Notes on traces without host events, without kernels, or without step marks."""
     devices = [window for window in graphs.windows if window.on_device]
     unseen = [window for window in devices if not window.shows_host]
     if unseen:
@@ -98,7 +97,7 @@ def _unseen(graphs: Graphs) -> Iterator[str]:
             f"The traces of {_some(unseen, devices)} contain no host events (operators, runtime calls). Why a device is idle there is "
             "unknown, and so is how fast the host could issue a step, so costs are upper bounds."
         )
-    # Runtime calls but no kernels: an export without its table of kernels, or a profiler without access to the device.
+    # Runtime calls but no kernels: an export without the table of kernels, or a profiler without access to the device.
     hosts = [window for window in graphs.windows if not window.on_device]
     unseen = [window for window in hosts if window.trace.category_mask(*RUNTIME_CALLS).any()]
     if unseen:
@@ -140,7 +139,6 @@ def _slower_hosts(graphs: Graphs, profiler_ns: float) -> Iterator[str]:
 
 
 def _few_steps(graphs: Graphs) -> Iterator[str]:
-    """A note for a run of few measured steps."""
     measured, aside = graphs.timing.cycles, sum(graphs.timing.set_aside.values())
     if graphs.logs and 0 < measured < _TUNING.few_steps:
         excluded = f", {aside} more {'were' if aside > 1 else 'was'} excluded" if aside else ""
@@ -152,7 +150,7 @@ def _few_steps(graphs: Graphs) -> Iterator[str]:
 
 
 def _much_unseen(graphs: Graphs) -> Iterator[str]:
-    """Why it is unknown what took much of the critical path."""
+    """A note if much of the critical path has no known cause, with the reason."""
     work = critical_work(graphs.primary)
     unseen, idle = work.get(Component.UNSEEN, 0.0), work.get(Component.IDLE, 0.0)
     if unseen + idle < _TUNING.much:

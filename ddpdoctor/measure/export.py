@@ -1,8 +1,8 @@
-"""All recordings, on one clock, as three tables: steps, collectives, events. For timelines and Parquet.
+"""Export all recordings on one clock as three tables: steps, collectives, events. For timelines and Parquet.
 
-All times are int64 ns since 1970 on the common clock (the first host's), unless the traces have clocks of their own. Where
-both step logs and a profiler window with device events exist, both are in the tables, distinguished by ``source``.
-Collectives then come from the window, as a host's log shows when they were issued, not when they ran.
+All times are int64 ns since 1970 on the common clock (the first host's), unless the traces have clocks of their own. If
+there are both step logs and a profiler window with device events, the tables contain both, distinguished by ``source``.
+Collectives then come from the window, because a host's log shows when they were issued, not when they ran.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEPS = {
     "end_ns": pl.Int64,
     "marks": pl.String,
 }
-"""One row for each rank and step. ``marks``: comma-separated flags of the step, such as profiled."""
+"""One row per rank and step. ``marks``: comma-separated flags of the step, such as profiled."""
 
 COLLECTIVES = {
     "rank": pl.Int32,
@@ -50,10 +50,10 @@ COLLECTIVES = {
     "transfer_ns": pl.Int64,
     "message_bytes": pl.Float64,
 }
-"""One row for each rank and collective. ``wait_ns`` runs from the own arrival to the last one's (of the root,
-for a broadcast in a step log; traces do not name it), ``transfer_ns`` from there to the own end; ``last_arrival_ns``
-and both are null where the collective was not matched over the ranks. ``kind``: gradients, barrier, collective, broadcast, model. ``step``
-is null outside the recorded steps."""
+"""One row per rank and collective. ``wait_ns`` is from the rank's own arrival to the last arrival (for a broadcast in a step log, to
+the root's arrival; traces do not name the root). ``transfer_ns`` is from there to the rank's own end. Both, and ``last_arrival_ns``, are
+null if the collective was not matched across the ranks. ``kind``: gradients, barrier, collective, broadcast, model. ``step`` is null
+outside the recorded steps."""
 
 EVENTS = {
     "rank": pl.Int32,
@@ -64,25 +64,24 @@ EVENTS = {
     "start_ns": pl.Int64,
     "duration_ns": pl.Int64,
 }
-"""One row for each stretch of work. ``track``: compute or host. ``name``: data, epoch_start, copy, forward
-(on a device: all computation but the optimizer's and what is between phases), backward, optimizer, loss and outside (operators between
-phases, only from windows), collection (of garbage), checkpoint,
-device_sync and launch (a device idle because the host waited for it, or while the host issues work). ``step`` is that
-in which it begins, null outside the recorded steps."""
+"""One row per interval of work. ``track``: compute or host. ``name``: data, epoch_start, copy, forward (on a device: all computation
+except the optimizer's and that between phases), backward, optimizer, loss and outside (operators between phases, only from windows),
+collection (of garbage), checkpoint, device_sync (the device is idle because the host waited for it) and launch (the device is idle while
+the host issues work). ``step``: the step in which it begins, null outside the recorded steps."""
 
 
 class Tables(msgspec.Struct, frozen=True):
-    """All ranks on one clock."""
+    """The tables of all ranks, on one clock."""
 
     steps: pl.DataFrame
     collectives: pl.DataFrame
     events: pl.DataFrame
     details: pl.DataFrame
-    """For timelines, schema :data:`DETAILS`."""
+    """For timelines; schema :data:`DETAILS`."""
     counters: pl.DataFrame
-    """Also for timelines, schema :data:`COUNTERS`."""
+    """For timelines; schema :data:`COUNTERS`."""
     hosts: dict[int, str] = msgspec.field(default_factory=dict)
-    """Host name of each rank, where known."""
+    """Rank → host name; without ranks whose host is unknown."""
     notes: list[str] = msgspec.field(default_factory=list)
 
 
@@ -205,7 +204,7 @@ def _window_collectives(windows: Sequence[Window], matched: Matched) -> list[tup
 
 
 def _times(arrival: int, last: int | None, end: int) -> tuple[int | None, ...]:
-    """The columns of times, in their order: arrival, last arrival, end, wait, transfer."""
+    """The columns arrival, last arrival, end, wait and transfer."""
     if last is None:
         return arrival, None, end, None, None
     release = min(max(last, arrival), end)
@@ -213,20 +212,20 @@ def _times(arrival: int, last: int | None, end: int) -> tuple[int | None, ...]:
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """How many details are kept."""
+    """Limits of what is exported."""
 
     most_rows: int = 150_000
-    """Of all ranks together: Perfetto opens a file of twice as many slices within seconds."""
+    """Detail rows of all ranks together. Perfetto opens a file of twice as many slices within seconds."""
     fewest_rows: int = 500
-    """Of each rank, however many ranks there are."""
+    """Detail rows of each rank, for any number of ranks."""
     nested: int = 3
-    """Levels of nested operators: deeper ones are the launches of the outer ones."""
+    """Levels of nested operators. Deeper ones are the launches of the outer ones."""
     most_letters: int = 120
-    """Most characters of a name: kernel templates take thousands."""
+    """Characters of a name. Names of kernel templates have thousands."""
     usual_gap: float = 3.0
-    """Multiple of the usual distance of two samples beyond which the sampler was paused, and nothing is known."""
+    """Multiple of the median sampling interval beyond which the sampler was paused and the line is unknown."""
     most_readings: int = 2_000
-    """Most readings of one counter."""
+    """Readings of one counter."""
 
 
 TUNING = Tuning()
@@ -238,8 +237,8 @@ DETAILS = {
     "start_ns": pl.Int64,
     "duration_ns": pl.Int64,
 }
-"""One row for each of them. ``track``: annotations, operators (of the training thread; of others with their number), stream N (what
-a device did there, by the names of its kernels) or sampled lines (of the training thread, from stack samples)."""
+"""One row per slice of a timeline. ``track``: annotations, operators (of the training thread; for other threads, with their number),
+stream N (the device's work there, by kernel name) or sampled lines (of the training thread, from stack samples)."""
 
 COUNTERS = {
     "source": pl.String,
@@ -248,11 +247,11 @@ COUNTERS = {
     "time_ns": pl.Int64,
     "value": pl.Float64,
 }
-"""One row for each reading of a host or one of its GPUs."""
+"""One row per reading of a host or one of its GPUs."""
 
 
 def details(logs: Sequence[RankLog], windows: Sequence[Window]) -> pl.DataFrame:
-    """Details of recordings on one clock, schema :data:`DETAILS`."""
+    """Return the details of recordings on one clock; schema :data:`DETAILS`."""
     ranks = len({log.rank for log in logs} | {window.rank for window in windows})
     most = max(TUNING.most_rows // max(ranks, 1), TUNING.fewest_rows)
     tables = [*(pl.concat([*_of_window(window)]) for window in windows), *_sampled(samples_of(logs))]
@@ -261,7 +260,7 @@ def details(logs: Sequence[RankLog], windows: Sequence[Window]) -> pl.DataFrame:
 
 
 def counters(telemetry: Mapping[str, HostTelemetry]) -> pl.DataFrame:
-    """Counters of all hosts, each on its own clock, schema :data:`COUNTERS`."""
+    """Return the counters of all hosts, each on its own clock; schema :data:`COUNTERS`."""
     rows: list[tuple[object, ...]] = []
     for _, source, field, unit, times, values in readings(telemetry):
         stride = -(-len(values) // TUNING.most_readings) or 1
@@ -304,7 +303,7 @@ def _table(rank: int, track: str, names: list[str], start: Ints, duration: Ints)
 
 
 def _outer(trace: RankTrace, rows: Ints) -> Ints:
-    """Those of ``rows``, of one thread and in order, nested in fewer than ``TUNING.nested`` others."""
+    """The ``rows`` (of one thread, in order of start) that are nested in fewer than ``TUNING.nested`` others."""
     open_until: list[int] = []
     kept = []
     ends = trace.end_ns[rows].tolist()
@@ -318,13 +317,13 @@ def _outer(trace: RankTrace, rows: Ints) -> Ints:
 
 
 def _sampled(samples: Samples) -> Iterator[pl.DataFrame]:
-    """One table per rank: consecutive samples of one line of the script are one row, up to the next sample of another line."""
+    """One table per rank. Consecutive samples of one script line are one row, up to the next sample of another line."""
     shown = [stack.lines[0] for stack in samples.stacks]
     names, name = np.unique(
         [f"{basename(line.file)}:{line.line} {line.function}" for line in shown], return_inverse=True
     )
     before = name.copy()
-    before[samples.gil_owners.follower] = name[samples.gil_owners.owner]  # the likeliest is the last
+    before[samples.gil_owners.follower] = name[samples.gil_owners.owner]  # the most likely owner comes last
     for of_rank in samples.ranks:
         at = np.flatnonzero((of_rank.stack >= 0) & (of_rank.kind != Kind.BURST))
         if len(at) < 2:
@@ -335,7 +334,7 @@ def _sampled(samples: Samples) -> Iterator[pl.DataFrame]:
         known = apart <= TUNING.usual_gap * float(np.median(apart))
         begins = np.flatnonzero(np.append(True, (np.diff(lines) != 0) | ~known))
         last = np.append(begins[1:], len(at)) - 1
-        # Until the next sample, where the sampler was not paused.
+        # A row ends at the next sample, unless the sampler was paused.
         until = np.where(np.append(known, False)[last], times[np.minimum(last + 1, len(at) - 1)], times[last])
         said, start = names[lines[begins]].tolist(), times[begins]
         yield _table(of_rank.log.rank, "sampled lines", said, start, until - start)

@@ -1,7 +1,7 @@
-"""Step logs, windows and telemetry → facts and what reports draw.
+"""Compute facts and chart data from step logs, windows and telemetry.
 
-The stages, each with a frozen result: align the recordings, build graphs and choose the primary one, measure, attribute, price; then
-build the facts once.
+Stages, each with a frozen result: align the recordings, build the graphs and choose the primary one, measure, attribute, price. The
+facts are built once, at the end.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, no_progress, progres
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """What was measured."""
+    """Result of measuring a run."""
 
     facts: Facts
     graphs: Graphs
@@ -80,7 +80,7 @@ class Measurement(msgspec.Struct, frozen=True):
     drawn: Drawn
     notes: list[str] = msgspec.field(default_factory=list)
     set_aside: dict[str, int] = msgspec.field(default_factory=dict)
-    """Recorded steps that are not among ``facts.steps.measured``, by reason; with those they are all that were seen."""
+    """Number of excluded steps, by reason. With ``facts.steps.measured`` they add up to ``facts.steps.seen``."""
 
 
 def measure(
@@ -92,7 +92,7 @@ def measure(
     launches: Mapping[str, Launch] | None = None,
     attempts: Sequence[AttemptRecord] = (),
 ) -> Measurement:
-    """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both. ``hang``: whether and how the job
+    """Measure a run. ``logs`` and ``windows`` are ordered by rank; at most one of them may be empty. ``hang``: whether and how the job
     stopped. ``launches``: when the launcher of each host started and ended, by host name. ``attempts``: all attempts of the run."""
     graphs, recorded, notes = _aligned(logs, windows, telemetry, progress)
     aside = all_excluded_steps(graphs.timing, recorded)
@@ -147,7 +147,7 @@ def summaries(
     telemetry: Mapping[str, HostTelemetry],
     progress: Progress = no_progress,
 ) -> list[RankSummary]:
-    """The ``ranks`` of :func:`measure`, for which nothing is attributed or priced."""
+    """Return the summaries of the ranks as :func:`measure` does, without attribution and pricing."""
     graphs, _, _ = _aligned(logs, windows, telemetry, progress)
     return _summaries(graphs, memory_of(logs, telemetry))
 
@@ -158,7 +158,7 @@ def _aligned(
     telemetry: Mapping[str, HostTelemetry],
     progress: Progress,
 ) -> tuple[Graphs, Sequence[RankLog], list[str]]:
-    """The graphs, the logs on one clock, and notes on their clocks and suspensions."""
+    """The graphs, the logs on one clock, and notes on set clocks and suspended processes."""
     report = progress_counter(progress, Stage.ALIGN, begin=WINDOWS_READ)
     report(0, 2)
     aligned, set_clocks = align_logs(logs)
@@ -169,7 +169,7 @@ def _aligned(
 
 
 def _added_by_profiler(graphs: Graphs) -> float:
-    """ns that the profiler adds to each cycle of the primary graph; 0 where that is no window of devices, or nothing else was recorded."""
+    """ns that the profiler adds to each cycle of the primary graph; 0 unless that is a window with devices and there are step logs."""
     has_both = graphs.primary_is_window and graphs.on_device and graphs.log is not None and graphs.log.groups
     return added_by_profiler(graphs.primary, graphs.timing) if has_both and graphs.primary.groups else 0.0
 
@@ -183,7 +183,6 @@ def _context(
     works: Mapping[int, WorkersWork],
     profiler_ns: float,
 ) -> Context:
-    """The inputs of the pricers."""
     graph, logs, windows = graphs.primary, graphs.logs, graphs.windows
     reducers = reducer_work(logs, windows) if graphs.primary_is_log else []
     lines: SourceLines = log_lines
@@ -214,7 +213,7 @@ def _context(
 
 
 def _with_workers(costs: Costs, logs: Sequence[RankLog], works: Mapping[int, WorkersWork]) -> Costs:
-    """The costs, those of waiting for data with the lines at which workers prepare it on the rank that waits longest."""
+    """The costs; those of waiting for data with the source lines of the loader's workers on the rank that waits longest."""
     led = {}
     for path in ("shared.data", "late.data"):
         if (cost := costs.get(path)) is not None:
@@ -225,13 +224,13 @@ def _with_workers(costs: Costs, logs: Sequence[RankLog], works: Mapping[int, Wor
 def _of_slowest(
     logs: Sequence[RankLog], works: Mapping[int, WorkersWork], ranks: Sequence[int] | None = None
 ) -> WorkersWork | None:
-    """The work of the workers of the rank that waits longest for data, of these ``ranks`` (None: all)."""
+    """The workers' work on the rank that waits longest for data, among ``ranks`` (None: all)."""
     waits = {rank: ms for rank, ms in data_waits_ms(logs).items() if ranks is None or rank in ranks}
     return works.get(max(waits, key=lambda rank: waits[rank], default=-1))
 
 
 def _rare_sources(graphs: Graphs, log_lines: LogSourceLines) -> list[RareSource]:
-    """Graphs of the whole run for rare events, which a window of a few steps does not show."""
+    """Graphs of the whole run, for rare events that a window of a few steps does not show."""
     sources = []
     if graphs.primary_is_window and graphs.log is not None and graphs.log.groups:
         sources.append(RareSource(graphs.log, log_lines, RARE_ON_HOST))
@@ -251,7 +250,6 @@ def _facts(
     memory: Memory,
     works: Mapping[int, WorkersWork],
 ) -> Facts:
-    """Every group of facts, each built by one call."""
     logs, windows, graph = graphs.logs, graphs.windows, graphs.primary
     cap_bytes = favoured_cap_bytes(context, costs)
     job = job_facts(logs, windows, len(graph.ranks))
