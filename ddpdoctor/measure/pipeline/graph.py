@@ -1,8 +1,8 @@
-"""The dependency graph of steps of pipeline- and data-parallel training, from a table of operations.
+"""Build the dependency graph of steps of pipeline- and data-parallel training from a table of operations.
 
-The dependencies are those of Megatron's pipeline schedules as modelled for the what-if analysis of Lin et al.,
+The dependencies are those of Megatron's pipeline schedules as modelled in the what-if analysis of Lin et al.,
 "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI '25, section 3. A *worker* is a
-replica's stage: it has one stream for computation, one for each direction of sending and receiving, and one for the exchange
+stage of a replica. It has one stream for computation, one for each kind of send and receive, and one for the exchange
 of parameters and gradients with the other replicas.
 """
 
@@ -23,19 +23,19 @@ SEPARATE, CLIP, OPTIMIZER = "separate-grads-all-reduce", "optimizer-clip-main-gr
 COLLECTION = "gc"
 PEER_TO_PEER = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 COMMUNICATION = (*PEER_TO_PEER, GATHER, REDUCE, SEPARATE, LAYER_NORM, EMBEDDING, CLIP)
-"""Kinds whose duration is communication; ``layernorm-grads-all-reduce`` is among ranks of which only one is
-traced, so it is replayed as an operation alone."""
+"""Kinds whose duration is communication. Only one rank of each ``layernorm-grads-all-reduce`` is traced, so it is replayed as a
+single operation."""
 KINDS = (*COMMUNICATION, FORWARD, BACKWARD, COLLECTION, OPTIMIZER)
 
 
 class _Channel(msgspec.Struct, frozen=True):
-    """One kind of sending or receiving between neighbouring model chunks *c* (upper) and *c* + 1."""
+    """One kind of send or receive between neighbouring model chunks *c* (upper) and *c* + 1 (lower)."""
 
     kind: str
     computation: str
     """Kind of computation that produces the sent data, or uses the received data."""
     lower: bool
-    """Whether this end is at chunk *c* + 1."""
+    """Whether the operation is at chunk *c* + 1."""
 
     @property
     def receives(self) -> bool:
@@ -51,19 +51,18 @@ _CHANNELS = (
 
 
 class _Attached(msgspec.Struct, frozen=True):
-    """Sends or receives with the computation of each."""
+    """Sends or receives, and the computation of each."""
 
     messages: Indices
     computations: Indices
     boundary: Indices
-    """Upper chunk of the two that the message goes between; ``ALONE`` where there is no neighbour, so that
-    nothing was sent."""
+    """Upper chunk of the two between which the message is sent; ``ALONE`` without a neighbour, so that nothing was sent."""
     unmatched: Indices
-    """Steps in which a worker's messages and computations do not match in number."""
+    """Steps in which a worker's numbers of messages and computations differ."""
 
 
 def whole_steps(ops: Operations) -> NDArray[np.bool_]:
-    """[N] whether the operation is in a complete step: every worker ran its optimizer, and every message has its computation and its
+    """Return [N] whether the operation is in a complete step: every worker ran its optimizer, and every message has its computation and its
     other end."""
     worker = _key(ops.replica, ops.stage)
     finished = ops.of_kind(OPTIMIZER)
@@ -83,9 +82,9 @@ def whole_steps(ops: Operations) -> NDArray[np.bool_]:
 
 
 def pipeline_dag(ops: Operations) -> Dag:
-    """The graph of whole steps; operation *v* of it is row *v* of ``ops``.
+    """Build the graph of complete steps. Its operation *v* is row *v* of ``ops``.
 
-    Raises UnusableInput where operations wait for each other in a circle.
+    Raises UnusableInput if operations wait for each other in a cycle.
     """
     worker = _key(ops.step, ops.replica, ops.stage)
     attached = [_attach(ops, channel) for channel in _CHANNELS]
@@ -105,7 +104,7 @@ def pipeline_dag(ops: Operations) -> Dag:
 
 
 def _key(*columns: Indices) -> Indices:
-    """[N] one number for each combination of values."""
+    """[N] a number that identifies the combination of values of the columns."""
     code = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         low = int(column.min(initial=0))
@@ -119,11 +118,11 @@ def _where(ops: Operations, key: Indices, *kinds: str) -> Indices:
 
 
 def _attach(ops: Operations, channel: _Channel) -> _Attached:
-    """The n-th message of a worker belongs to its n-th computation that has the neighbour; where messages were
-    recorded for computations without one too, to its n-th of all."""
+    """Assign messages to computations. A worker's n-th message belongs to its n-th computation with a neighbour; if messages were also
+    recorded for computations without a neighbour, to its n-th computation of all."""
     worker = _key(ops.step, ops.replica, ops.stage)
     workers = int(worker.max(initial=-1)) + 1
-    # Where none is recorded, model chunks are assigned to the stages round-robin.
+    # Unrecorded model chunks are assigned to the stages round-robin.
     dealt = np.maximum(ops.chunk, 0) * (int(ops.stage.max(initial=0)) + 1) + ops.stage
     model_chunk = np.where(ops.model_chunk < 0, dealt, ops.model_chunk)
     last_chunk = int(model_chunk.max(initial=0))
@@ -151,8 +150,8 @@ def _sorted(rows: Indices, *keys: NDArray[np.generic]) -> Indices:
 
 
 def _message_edges(ops: Operations, worker: Indices, channel: _Channel, ends: _Attached) -> Edges:
-    """A send waits for its computation. A computation waits for its receive, and that, posted no sooner, for
-    the computation of the same kind before."""
+    """A send waits for its computation. A computation waits for its receive, which is posted after the previous computation of the same
+    kind."""
     if not channel.receives:
         return ends.computations, ends.messages
     before, after = in_order(_where(ops, worker, channel.computation), ops.sequence)
@@ -167,8 +166,8 @@ def _message_edges(ops: Operations, worker: Indices, channel: _Channel, ends: _A
 
 
 def _first_backward(ops: Operations, worker: Indices) -> list[Edges]:
-    """The first messages of the backward pass are posted with the last forward pass of the warm-up: they wait
-    for the computation before that one."""
+    """The first messages of the backward pass are posted with the last forward pass of the warm-up, so they wait for the computation before
+    that one."""
     order = _sorted(np.flatnonzero(ops.of_kind(FORWARD, BACKWARD)), worker, ops.start_s, ops.sequence)
     backward = np.flatnonzero(ops.of_kind(BACKWARD)[order])
     workers, first = np.unique(worker[order[backward]], return_index=True)
@@ -183,13 +182,13 @@ def _first_backward(ops: Operations, worker: Indices) -> list[Edges]:
 
 
 def _firsts(keys: Indices, rows: Indices) -> tuple[Indices, Indices]:
-    """(each key once, the first of the ``rows`` with this key)."""
+    """(Distinct keys, the first of the ``rows`` with each key.)"""
     unique, at = np.unique(keys, return_index=True)
     return unique, rows[at]
 
 
 def _by_chunk(ops: Operations, *kinds: str) -> tuple[Indices, Indices]:
-    """(key of worker and chunk, row) of all operations of these kinds, in the order of their starts."""
+    """(Keys of step, worker and chunk, rows) of all operations of these kinds, in order of start."""
     rows = _sorted(np.flatnonzero(ops.of_kind(*kinds)), ops.start_s, ops.sequence)
     return _key(ops.step, ops.replica, ops.stage, ops.chunk)[rows], rows
 
@@ -204,15 +203,14 @@ def _last(ops: Operations, kind: str) -> tuple[Indices, Indices]:
 
 
 def _meet(keys: Indices, rows: Indices, other_keys: Indices, other_rows: Indices) -> Edges:
-    """Edges from ``rows`` to ``other_rows`` with the same key; keys are unique on both sides."""
+    """Edges from ``rows`` to the ``other_rows`` with the same key. Keys are unique on both sides."""
     _, here, there = np.intersect1d(keys, other_keys, assume_unique=True, return_indices=True)
     return rows[here], other_rows[there]
 
 
 def _after_compute(ops: Operations, worker: Indices) -> list[Edges]:
-    """The end of a step: one operation after the other on each worker, after its last computation. Gradients
-    that are reduced beside the backward pass (which ``separate-grads-all-reduce`` tells) are awaited there;
-    others are reduced there."""
+    """Edges of the end of a step: on each worker, one operation after the other, after its last computation. If gradients are reduced
+    during the backward pass (as ``separate-grads-all-reduce`` shows), these operations wait for the reduction; else it is one of them."""
     overlapped = SEPARATE in ops.kinds
     tail = [COLLECTION, LAYER_NORM, EMBEDDING, SEPARATE if overlapped else REDUCE, CLIP, OPTIMIZER]
     place = np.full(ops.size, ALONE)
@@ -228,14 +226,14 @@ def _after_compute(ops: Operations, worker: Indices) -> list[Edges]:
 
 
 def _last_of(ops: Operations, worker: Indices, *kinds: str) -> tuple[Indices, Indices]:
-    """(worker, row) of each worker's last operation of these kinds."""
+    """(Workers, row of each one's last operation of these kinds.)"""
     rows = _sorted(np.flatnonzero(ops.of_kind(*kinds)), worker, ops.start_s, ops.sequence)[::-1]
     return _firsts(worker[rows], rows)
 
 
 def _messages(ops: Operations, attached: list[_Attached]) -> Indices:
-    """[N] number of the message that the operation is an end of: same step, replica, direction, chunks and
-    micro-batch."""
+    """[N] number of the message that the operation sends or receives, by step, replica, direction, chunk and micro-batch; ``ALONE`` for
+    other operations."""
     message = np.full(ops.size, ALONE)
     key = np.stack([message] * 5)
     for channel, ends in zip(_CHANNELS, attached, strict=True):
@@ -255,7 +253,7 @@ def _messages(ops: Operations, attached: list[_Attached]) -> Indices:
 
 
 def _collectives(ops: Operations, attached: list[_Attached]) -> Indices:
-    """[N] number of the collective or message."""
+    """[N] number of the collective or message that the operation is a part of; ``ALONE`` for single operations."""
     together = _messages(ops, attached)
     nothing = np.zeros(ops.size, np.int64)
     for kinds, key in (
