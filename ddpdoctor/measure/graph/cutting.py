@@ -16,7 +16,7 @@ from ddpdoctor.measure.window import UNKNOWN_STEP, Window, arrivals, step_of_col
 
 from .graph import Sync
 
-_NO_PART = np.iinfo(np.int64).min
+_NOT_A_MEMBER = np.iinfo(np.int64).min
 """Marks that a rank takes no part in a collective."""
 _FEW_STEPS = 2
 """Largest number of marked steps for which the whole window becomes the cycle if no two neighbouring steps are complete."""
@@ -45,11 +45,11 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def syncs(self) -> Sequence[Sync]:
         """[M] the synchronisation of each collective; equal ones share one object."""
-        _, first, alike = np.unique(
+        _, first, member_set = np.unique(
             np.packbits(self.member, axis=1), axis=0, return_index=True, return_inverse=True
         )
         members = [tuple(np.flatnonzero(self.member[m]).tolist()) for m in first]
-        alike, known = alike.reshape(-1), dict[Sync, Sync]()
+        member_set, known = member_set.reshape(-1), dict[Sync, Sync]()
         syncs = np.empty(len(self.rows), object)
         for window, chosen, rows in self._by_first_member():
             comms = window.collectives
@@ -59,7 +59,7 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
                 sync = Sync(
                     kind=comms.kind[row],
                     name=comms.operation[row],
-                    members=members[alike[m]],
+                    members=members[member_set[m]],
                     micro=micro,
                     group=comms.group[row],
                     size=max(0, int(comms.group_size[row])),
@@ -103,12 +103,12 @@ def matched_collectives(windows: Sequence[Window], rows: Ints) -> MatchedCollect
         ready[has, r] = np.where(queued, window.collectives.ready, arrives)[own]
         end[has, r] = window.collectives.end[own]
     if any(len(window.collectives.computed) for window in windows):
-        ready = _ready_after_as_many_kernels(windows, arrival, ready)
+        ready = _ready_by_kernel_count(windows, arrival, ready)
     last_arrival = np.nanmax(arrival, axis=1)
     return MatchedCollectives(windows, rows, arrival, end, ready, last_arrival, _steps(windows, rows))
 
 
-def _ready_after_as_many_kernels(windows: Sequence[Window], arrival: Array, ready: Array) -> Array:
+def _ready_by_kernel_count(windows: Sequence[Window], arrival: Array, ready: Array) -> Array:
     """``ready`` [M, R] corrected in windows without launches. A queued part was ready after as many kernels since the previous collective
     as on a rank whose part was not queued, because all ranks execute the same kernels in the same order."""
     ends = [window.collectives.computed for window in windows]
@@ -132,22 +132,22 @@ def _ready_after_as_many_kernels(windows: Sequence[Window], arrival: Array, read
 
 def _steps(windows: Sequence[Window], rows: Ints) -> Ints:
     """[M] step in which most members launched it, in the numbering of most ranks: profilers may start to count in different steps."""
-    by_rank = np.full(rows.shape, _NO_PART)
+    by_rank = np.full(rows.shape, _NOT_A_MEMBER)
     for r, window in enumerate(windows):
         has = rows[:, r] >= 0
         by_rank[has, r] = step_of_collectives(window)[rows[has, r]]
-    known = (by_rank != _NO_PART) & (by_rank != UNKNOWN_STEP)
+    known = (by_rank != _NOT_A_MEMBER) & (by_rank != UNKNOWN_STEP)
     reference = int(known.sum(axis=0).argmax())
-    ahead, steps = [0] * len(windows), np.full(len(rows), UNKNOWN_STEP)
+    offsets, steps = [0] * len(windows), np.full(len(rows), UNKNOWN_STEP)
     # Ranks that share most collectives with the reference rank come first: others may share collectives only with them.
     for r in np.argsort(-(known & known[:, [reference]]).sum(axis=0), kind="stable").tolist():
         both = known[:, r] & (steps != UNKNOWN_STEP)
-        ahead[r] = int(np.median((by_rank[:, r] - steps)[both])) if both.any() else 0
-        steps = np.where(known[:, r] & ~both, by_rank[:, r] - ahead[r], steps)
-    usual = max(ahead, key=ahead.count)
-    by_rank = np.where(known, by_rank - (np.array(ahead, np.int64) - usual), by_rank)
+        offsets[r] = int(np.median((by_rank[:, r] - steps)[both])) if both.any() else 0
+        steps = np.where(known[:, r] & ~both, by_rank[:, r] - offsets[r], steps)
+    usual_offset = max(offsets, key=offsets.count)
+    by_rank = np.where(known, by_rank - (np.array(offsets, np.int64) - usual_offset), by_rank)
     # The most frequent of the known steps of the members.
-    votes = np.where(known.any(axis=1)[:, None], known, by_rank != _NO_PART)
+    votes = np.where(known.any(axis=1)[:, None], known, by_rank != _NOT_A_MEMBER)
     most = np.iinfo(np.int64).max
     agreed: Ints = np.where(votes, by_rank, most).min(axis=1, initial=most)
     for m in np.flatnonzero(((by_rank != agreed[:, None]) & votes).any(axis=1)):
@@ -181,8 +181,8 @@ def _by_sequence(matched: MatchedCollectives, cycles: Sequence[Cycle]) -> dict[t
     collectives get the same order, by median last arrival, so that they can be compared. A cycle in which this order is impossible
     keeps its own.
     """
-    alike: dict[frozenset[tuple[Sync, int]], list[tuple[Cycle, dict[tuple[Sync, int], int]]]] = defaultdict(
-        list
+    by_content: dict[frozenset[tuple[Sync, int]], list[tuple[Cycle, dict[tuple[Sync, int], int]]]] = (
+        defaultdict(list)
     )
     for cycle in cycles:
         seen: Counter[Sync] = Counter()
@@ -191,22 +191,24 @@ def _by_sequence(matched: MatchedCollectives, cycles: Sequence[Cycle]) -> dict[t
             sync = matched.syncs[m]
             seen[sync] += 1
             place[sync, seen[sync]] = m
-        alike[frozenset(place)].append((cycle, place))
+        by_content[frozenset(place)].append((cycle, place))
     on_device = all(window.on_device for window in matched.windows)
     sequences: dict[tuple[Sync, ...], list[Cycle]] = defaultdict(list)
-    for same in alike.values():
-        names = list(same[0][1])
-        bodies = np.array([[place[name] for name in names] for _, place in same])
-        since = matched.last_arrival[bodies]
-        usual = np.argsort(np.median(since - since.min(axis=1, keepdims=True), axis=0), kind="stable")
-        for (cycle, _), body in zip(same, bodies[:, usual], strict=True):
+    for comparable in by_content.values():
+        names = list(comparable[0][1])
+        bodies = np.array([[place[name] for name in names] for _, place in comparable])
+        arrived = matched.last_arrival[bodies]
+        usual = np.argsort(np.median(arrived - arrived.min(axis=1, keepdims=True), axis=0), kind="stable")
+        for (cycle, _), body in zip(comparable, bodies[:, usual], strict=True):
             arrival = np.where(np.isnan(matched.arrival[body]), -np.inf, matched.arrival[body])
             # The order is possible if no rank left a collective before it arrived at one that precedes it in this order.
             possible = (
                 matched.end[body][1:] > np.maximum.accumulate(arrival, axis=0)[:-1]
             ) | ~matched.member[body][1:]
-            own = body.tolist() if on_device and possible.all() else cycle.body
-            sequences[tuple(matched.syncs[m] for m in own)].append(Cycle(cycle.step, cycle.after, own))
+            ordered = body.tolist() if on_device and possible.all() else cycle.body
+            sequences[tuple(matched.syncs[m] for m in ordered)].append(
+                Cycle(cycle.step, cycle.after, ordered)
+            )
     return dict(sequences)
 
 
@@ -219,16 +221,16 @@ def cut_into_cycles(matched: MatchedCollectives) -> Cut:
     numbers, begins = np.unique(matched.step[by_step], return_index=True)
     of_steps = dict(zip(numbers.tolist(), np.split(by_step, begins[1:]), strict=True))
     steps = [step for step in of_steps if step != UNKNOWN_STEP]
-    lasts = {step: _lasts(matched, of_steps[step]) for step in steps}
+    last_collectives = {step: _last_collectives(matched, of_steps[step]) for step in steps}
     cycles = []
     for before, step in pairwise(steps):
-        after, last = lasts[before], lasts[step]
+        after, last = last_collectives[before], last_collectives[step]
         if after is not None and last is not None and step == before + 1:
             # The collectives that for each of their members come after its collective in ``after``, up to its collective in ``last``.
             low, high = place[after], place[last]
-            near = order[low.min() : high.max() + 1]
-            at = place[near][:, None]
-            body = near[((low < at) & (at <= high) | ~matched.member[near]).all(axis=1)].tolist()
+            candidates = order[low.min() : high.max() + 1]
+            at = place[candidates][:, None]
+            body = candidates[((low < at) & (at <= high) | ~matched.member[candidates]).all(axis=1)].tolist()
             # If a rank's step number is wrong, its last collective of a step may come after that of the next step, with none between.
             if matched.member[body].any(axis=0).all():
                 cycles.append(Cycle(step, after, body))
@@ -240,7 +242,7 @@ def cut_into_cycles(matched: MatchedCollectives) -> Cut:
     return _whole_window(matched, [int(m) for m in order], steps)
 
 
-def _lasts(matched: MatchedCollectives, of_step: Ints) -> Ints | None:
+def _last_collectives(matched: MatchedCollectives, of_step: Ints) -> Ints | None:
     """[R] the collective at which each rank's cycle ends: its last reduction of gradients in the step, else its last collective.
 
     If all ranks reduce together, this is one collective; with tensor parallelism each group has its own. None if a rank has no
@@ -258,17 +260,17 @@ def _whole_window(matched: MatchedCollectives, order: Sequence[int], steps: Sequ
     """One cycle for a window with few or no marked steps: from the earliest event of any rank to the last collective of all ranks. Work
     that hosts had launched before the first marked step is excluded: the cycle then begins at the last collective of all ranks before
     that step."""
-    whole = set(np.flatnonzero(matched.member.all(axis=1)).tolist())
-    full = [m for m in order if m in whole]
+    of_all_ranks = set(np.flatnonzero(matched.member.all(axis=1)).tolist())
+    full = [m for m in order if m in of_all_ranks]
     if not full:
         return Cut({})
     body = [m for m in order if matched.last_arrival[m] <= matched.last_arrival[full[-1]]]
     if steps:
         own = next((place for place, m in enumerate(body) if matched.step[m] != UNKNOWN_STEP), len(body))
-        earlier = [m for m in body[:own] if m in whole]
+        earlier = [m for m in body[:own] if m in of_all_ranks]
         if earlier and own < len(body):
-            since = body[body.index(earlier[-1]) + 1 :]
-            cycle = Cycle(steps[0], np.full(len(matched.windows), earlier[-1]), since)
-            return Cut({tuple(matched.syncs[m] for m in since): [cycle]})
+            in_step = body[body.index(earlier[-1]) + 1 :]
+            cycle = Cycle(steps[0], np.full(len(matched.windows), earlier[-1]), in_step)
+            return Cut({tuple(matched.syncs[m] for m in in_step): [cycle]})
     cycle = Cycle(steps[0] if steps else 0, None, body)
     return Cut({tuple(matched.syncs[m] for m in body): [cycle]}, whole_window=True)

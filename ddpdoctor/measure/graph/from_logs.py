@@ -49,9 +49,9 @@ _MOST_CELLS = 20_000_000
 """Bound on N x K x R x C (8 bytes each), so that a long run of many ranks fits in memory."""
 
 _NO_SYNC = "no collective that all ranks share"
-_ONLY_TIMES = "thinned"
-_NONE_BEFORE = "no measured step before it"
-_BOUNDED = "left out, to bound memory"
+_THINNED = "thinned"
+_NO_CYCLE_BEFORE = "no measured step before it"
+_MEMORY_BOUND = "left out, to bound memory"
 
 
 def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShares] | None = None) -> Graph:
@@ -82,7 +82,7 @@ def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShare
     full = {step.number for log in logs for step in log.steps if step.in_full}
 
     def reason(number: int) -> str:
-        return reasons.get(number) or (_NO_SYNC if number in full else _ONLY_TIMES)
+        return reasons.get(number) or (_NO_SYNC if number in full else _THINNED)
 
     return Graph(
         "step-log",
@@ -114,19 +114,19 @@ def _cycles(
     """The cycles of the measured steps, and the reason for each measured step without a cycle."""
     cycles: _Cycles = defaultdict(list)
     reasons: dict[int, str] = {}
-    for step, cycle in _of_steps(matched, len(ranks)):
+    for step, cycle in _cycles_by_step(matched, len(ranks)):
         if step in measured and cycle is not None:
             cycles[tuple(_sync(sync, ranks) for sync in cycle.syncs)].append(cycle)
         elif step in measured:
-            reasons[step] = _NONE_BEFORE
+            reasons[step] = _NO_CYCLE_BEFORE
     cells = sum(len(alike) * len(syncs) for syncs, alike in cycles.items()) * len(ranks) * len(INDEX)
     stride = max(1, -(-cells // _MOST_CELLS))
     if stride > 1:
-        reasons |= {cycle.step: _BOUNDED for alike in cycles.values() for cycle in alike}
+        reasons |= {cycle.step: _MEMORY_BOUND for alike in cycles.values() for cycle in alike}
     return {syncs: alike[::stride] for syncs, alike in cycles.items()}, reasons
 
 
-def _of_steps(matched: Iterable[MatchedSync], world: int) -> Iterator[tuple[int, _Cycle | None]]:
+def _cycles_by_step(matched: Iterable[MatchedSync], world: int) -> Iterator[tuple[int, _Cycle | None]]:
     """The cycle of each step that has a synchronisation of all ranks; None if the previous step has none."""
     by_step: dict[int, list[MatchedSync]] = defaultdict(list)
     for sync in matched:
@@ -215,25 +215,25 @@ def _group(
     recorded = work.sum(axis=1)
     for r, shares in operators.items():
         left, right = segments.left[:, :, r], segments.right[:, :, r]
-        _count_operators(work[:, :, r], activities[r], left, right, shares)
+        _apply_operator_shares(work[:, :, r], activities[r], left, right, shares)
     begin, arrival, end = segments.begin, segments.arrival, segments.end
     numbers = np.array(times.numbers)
     return CycleGroup(times.syncs, numbers, begin, arrival, end, work, times.message_bytes, recorded)
 
 
-def _count_operators(
+def _apply_operator_shares(
     work: Array, activities: Activities, left: Array, right: Array, shares: OperatorShares
 ) -> None:
     """Move the operators' share of host time to computation, in the ``work`` [N, K, C] of a rank between two times [N, K]. If the share is
     from a window, it applies only up to the median host time: the window does not show what longer cycles contain."""
     for component in BETWEEN_PHASES:
         gap = np.nan_to_num(covered(activities.unmarked(component), left, right))
-        usual = np.minimum(gap, np.median(gap, axis=0)) if shares.seen else gap
+        usual = np.minimum(gap, np.median(gap, axis=0)) if shares.measured else gap
         work[..., INDEX[component]] += usual * shares.phase_gaps[component]
         work[..., INDEX[Component.HOST]] -= usual * shares.phase_gaps[component]
-    if not shares.marked:
+    if not shares.phases_marked:
         host = np.clip(work[..., INDEX[Component.HOST]], 0, None)
-        operators = np.minimum(host, np.median(host, axis=0)) * shares.whole
+        operators = np.minimum(host, np.median(host, axis=0)) * shares.overall
         work[..., INDEX[Component.HOST]] -= operators
         work[..., INDEX[Component.FORWARD]] += operators
 
@@ -271,27 +271,27 @@ class Tuning(msgspec.Struct, frozen=True):
 
     least_ns: int = 200_000
     """Least host time in the window. In less, the rounding of edges to the microsecond matters too much."""
-    places: int = 64
+    parts_per_gap: int = 64
     """Number of parts into which each gap is divided to locate operators."""
     prior: float = 0.5
     """Weight, in samples, of the rank's overall share of operators."""
 
 
 TUNING = Tuning()
-_EDGES = np.linspace(0.0, 1.0, TUNING.places + 1)
+_EDGES = np.linspace(0.0, 1.0, TUNING.parts_per_gap + 1)
 _Signature = tuple[str, ...]
 
 
 class OperatorShares(msgspec.Struct, frozen=True):
     """Share (0 to 1) of a rank's host time in operators."""
 
-    whole: float
+    overall: float
     """Share of all host time."""
     phase_gaps: Mapping[Component, float]
     """Share of the gaps between the phases, by the component of operators there."""
-    marked: bool
+    phases_marked: bool
     """Whether the log marks the phases, so that gaps are known."""
-    seen: bool
+    measured: bool
     """Whether it was measured in a window."""
 
 
@@ -303,16 +303,16 @@ def operator_shares(logs: Sequence[RankLog], windows: Sequence[Window]) -> dict[
     by_rank = {window.rank: window for window in windows if not window.on_device}
     shares = {}
     for position, log in enumerate(logs):
-        window, marked = by_rank.get(log.rank), bool(log.activities.gaps.kinds)
-        known = _seen(log, window, marked) if window is not None and log.steps else None
+        window, phases_marked = by_rank.get(log.rank), bool(log.activities.gaps.kinds)
+        known = _window_shares(log, window, phases_marked) if window is not None and log.steps else None
         if known is not None:
             shares[position] = known
-        elif marked:
+        elif phases_marked:
             shares[position] = OperatorShares(0.0, {Component.LOSS: 1.0, Component.OUTSIDE: 0.0}, True, False)
     return shares
 
 
-def _seen(log: RankLog, window: Window, marked: bool) -> OperatorShares | None:
+def _window_shares(log: RankLog, window: Window, phases_marked: bool) -> OperatorShares | None:
     """The shares in the window; None if it has too little host time."""
     host, origin_ns = _host_time(log, window), window.span[0]
     if total(host) <= TUNING.least_ns:
@@ -325,8 +325,10 @@ def _seen(log: RankLog, window: Window, marked: bool) -> OperatorShares | None:
     for component in BETWEEN_PHASES:
         part = intersect(host, gaps.unmarked(component))
         shown = total(part) > TUNING.least_ns
-        phase_gaps[component] = total(intersect(part, operators)) / total(part) if shown else whole * marked
-    return OperatorShares(whole, phase_gaps, marked, True)
+        phase_gaps[component] = (
+            total(intersect(part, operators)) / total(part) if shown else whole * phases_marked
+        )
+    return OperatorShares(whole, phase_gaps, phases_marked, True)
 
 
 def _host_time(log: RankLog, window: Window) -> Intervals:
@@ -348,7 +350,7 @@ def _operators(window: Window) -> Intervals:
     return event_union(trace, trace.category_mask("cpu_op") & (trace.lane == main_lane(trace)))
 
 
-class _Pattern:
+class _OperatorPattern:
     """Where operators run in the gaps between events of the log, averaged over the steps inside the window."""
 
     def __init__(self, log: RankLog, window: Window) -> None:
@@ -390,9 +392,9 @@ class _Pattern:
             return None
         at = times.astype(float) - self.origin_ns
         gap = np.maximum(np.searchsorted(left, at, side="right") - 1, 0)
-        place = np.floor((at - left[gap]) / (right[gap] - left[gap]) * TUNING.places)
-        inside = (place >= 0) & (place < TUNING.places)
-        shares: NDArray[np.float64] = filled[gap, np.clip(place, 0, TUNING.places - 1).astype(int)]
+        place = np.floor((at - left[gap]) / (right[gap] - left[gap]) * TUNING.parts_per_gap)
+        inside = (place >= 0) & (place < TUNING.parts_per_gap)
+        shares: NDArray[np.float64] = filled[gap, np.clip(place, 0, TUNING.parts_per_gap - 1).astype(int)]
         return np.where(inside, shares, np.nan)
 
 
@@ -407,8 +409,8 @@ def python_parts(
     """
     by_rank = {window.rank: window for window in windows if not window.on_device}
     return [
-        _python_parts(log, by_rank[log.rank], shares[position].whole)
-        if log.rank in by_rank and position in shares and shares[position].seen
+        _python_parts(log, by_rank[log.rank], shares[position].overall)
+        if log.rank in by_rank and position in shares and shares[position].measured
         else {}
         for position, log in enumerate(logs)
     ]
@@ -416,7 +418,7 @@ def python_parts(
 
 def _python_parts(log: RankLog, window: Window, usual: float) -> dict[tuple[str, int], float]:
     """:func:`python_parts` of one rank; ``usual`` is the share of its host time in operators."""
-    pattern = _Pattern(log, window)
+    pattern = _OperatorPattern(log, window)
     lines = {number: (place.file, place.line) for number, place in log.sample_where.items()}
     seen: Counter[tuple[str, int] | None] = Counter()
     computing: defaultdict[tuple[str, int] | None, float] = defaultdict(float)

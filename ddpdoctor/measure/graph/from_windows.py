@@ -33,10 +33,10 @@ Marks = Sequence[tuple[int, int, int]]
 
 
 class _Tuning(msgspec.Struct, frozen=True):
-    shortest: float = 0.3
+    shortest_interval: float = 0.3
     """Share of the usual interval between updates. Kernels after a shorter interval are part of the same update, such as a norm that is
     reduced before it."""
-    whole: float = 0.9
+    complete_step: float = 0.9
     """Share of the usual step that the window must contain before its first update, for that step to count as complete."""
 
 
@@ -83,7 +83,7 @@ def _updates(window: Window, matched: Ints) -> tuple[Ints, Ints]:
     # Drop updates that are too close to the next one.
     distance = np.diff(over)
     usual = np.median(distance[distance >= np.median(distance)]) if len(distance) else 0.0
-    kept = np.append(distance >= _TUNING.shortest * usual, np.full(min(len(over), 1), True))
+    kept = np.append(distance >= _TUNING.shortest_interval * usual, np.full(min(len(over), 1), True))
     return known[order][before[lasts]][kept], over[kept]
 
 
@@ -99,7 +99,7 @@ def _steps(window: Window, agreed: Ints, behind: Ints, over: Ints) -> Marks:
         return []
     first, until = updates[0]
     usual = float(np.median([end - start for _, start, end in steps]))
-    if until - window.span[0] >= _TUNING.whole * usual:
+    if until - window.span[0] >= _TUNING.complete_step * usual:
         steps.insert(0, (first, window.span[0], until))
     return steps
 
@@ -115,29 +115,29 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
     aligned, matched = align_and_match(windows)
     origin = min((window.span[0] for window in aligned), default=0)
     # From here on, times count from the first event of any rank.
-    own = []
-    for window in _alike(aligned):
+    shifted = []
+    for window in _with_comparable_optimizer(aligned):
         # Exposed communication becomes a component, for collectives that are not matched.
         exposed = subtract(union(window.collectives.start, window.collectives.end), window.compute)
         unmatched = subtract(exposed, union_of(EMPTY, *window.sets.values()))
-        own.append(window.with_set(Component.UNMATCHED, unmatched).shifted(-origin))
+        shifted.append(window.with_set(Component.UNMATCHED, unmatched).shifted(-origin))
     usable = len(matched.rows) > 0 and matched.refused is None
-    own = list(with_steps_of_updates(own, matched.rows)) if usable else own
-    table = matched_collectives(own, matched.rows)
+    shifted = list(with_steps_of_updates(shifted, matched.rows)) if usable else shifted
+    table = matched_collectives(shifted, matched.rows)
     cut = cut_into_cycles(table) if usable else Cut({})
-    seen = own
+    final = shifted
     if cut.whole_window:
         # A rank's work before its first event is unknown.
-        seen = [window.with_set(Component.UNSEEN, union([0], [window.span[0]])) for window in own]
+        final = [window.with_set(Component.UNSEEN, union([0], [window.span[0]])) for window in shifted]
     # Cycles between matched collectives, with the work that is hidden in waits for other ranks.
-    timelines = [compute_timeline(window) for window in seen] if cut.cycles else []
-    groups = [cycle_group(syncs, cycles, table, seen, timelines) for syncs, cycles in cut.cycles.items()]
-    groups = [of.with_standalone(LateCause.DATA, standalone_data_of_windows(of, seen)) for of in groups]
-    if groups and all(window.on_device for window in seen):
-        times_ns = np.array([issue_time_ns(window) for window in seen])
+    timelines = [compute_timeline(window) for window in final] if cut.cycles else []
+    groups = [cycle_group(syncs, cycles, table, final, timelines) for syncs, cycles in cut.cycles.items()]
+    groups = [of.with_standalone(LateCause.DATA, standalone_data_of_windows(of, final)) for of in groups]
+    if groups and all(window.on_device for window in final):
+        times_ns = np.array([issue_time_ns(window) for window in final])
         groups = [with_issue_times(group, times_ns) for group in groups]
-    groups = groups or _unmatched_cycles(seen)
-    steps = [_rank_steps(window) for window in seen]
+    groups = groups or _unmatched_cycles(final)
+    steps = [_rank_steps(window) for window in final]
     numbers = recorded_steps(steps)
 
     def reason(number: int) -> str:
@@ -145,7 +145,7 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
 
     graph = Graph(
         source="trace",
-        ranks=tuple(window.rank for window in seen),
+        ranks=tuple(window.rank for window in final),
         groups=groups,
         steps=steps,
         set_aside=excluded_steps(steps, groups, reason),
@@ -155,10 +155,10 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
         clock_error_ns=matched.error_ns,
         coverage=matched.coverage if usable else None,
     )
-    return graph, [window.shifted(origin) for window in seen]
+    return graph, [window.shifted(origin) for window in final]
 
 
-def _alike(windows: Sequence[Window]) -> Sequence[Window]:
+def _with_comparable_optimizer(windows: Sequence[Window]) -> Sequence[Window]:
     """The windows. If some of them lack launches, which are needed to recognize the optimizer's work, it counts as other computation in
     all of them."""
     recorded = [bool(window.collectives.launch_known.any()) for window in windows if len(window.collectives)]
@@ -197,12 +197,14 @@ def _unmatched_cycles(windows: Sequence[Window]) -> list[CycleGroup]:
             end=end,
             work=work,
             message_bytes=np.full((fewest, 1), np.nan),
-            idle_after={kind: _as_usual_at_first(of_kind, device_idle) for kind, of_kind in idle.items()},
+            idle_after={
+                kind: _with_usual_first_cycle(of_kind, device_idle) for kind, of_kind in idle.items()
+            },
         )
     ]
 
 
-def _as_usual_at_first(idle: Array, most: Array) -> Array:
+def _with_usual_first_cycle(idle: Array, most: Array) -> Array:
     """``idle`` [N, K, R] with the first cycle raised to the median of the others, at most to ``most`` [K, R].
 
     How long the hosts waited just before the window is unknown. They are assumed to have waited as long as in later steps.

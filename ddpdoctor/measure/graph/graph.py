@@ -36,9 +36,9 @@ from ddpdoctor.measure.taxonomy import INDEX, STANDALONE, Component, LateCause
 READY_BATCH_SHARE = 0.02
 """Share of a step up to which the time to fetch a batch means that it was ready: its tensors come through shared memory and a queue in
 tenths of a millisecond. This is part of the host's time to launch the step, not a wait for data."""
-_TRACE = 1e-3
+_REMAINDER = 1e-3
 """ns, and share of the largest idle time: a small remainder that avoids division by zero."""
-_DEFAULT: Array = np.empty(0)
+_UNSET: Array = np.empty(0)
 """Placeholder of a field of :class:`CycleGroup` until its default value is computed."""
 
 
@@ -83,14 +83,14 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     """[N, K, R, C] ns of each component between own arrival and own end, concurrently with the synchronisation; None if nothing can
     overlap. A rank that waits in a reduction while its backward pass continues computes as much as the late rank, so its work is the sum
     of ``work`` and ``hidden``."""
-    hidden_after_ready: Array = _DEFAULT
+    hidden_after_ready: Array = _UNSET
     """[N, K, R, C] ns of ``hidden`` after the rank was ready for its last synchronisation. While ranks wait there they do part of the next
     cycle's work, which the late rank does afterwards. On all ranks it counts in the next cycle."""
-    carried_in: Array = _DEFAULT
+    carried_in: Array = _UNSET
     """[N, R, C] ns of the cycle's work that the rank did before the cycle began (``hidden_after_ready`` of the previous cycle)."""
-    concurrent_compute: Array = _DEFAULT
+    concurrent_compute: Array = _UNSET
     """[N, K, R] ns of computation between own arrival and own end, which remains if the synchronisation is removed."""
-    concurrent_compute_in_wait: Array = _DEFAULT
+    concurrent_compute_in_wait: Array = _UNSET
     """[N, K, R] ns of ``concurrent_compute`` while the rank waits for the last one to arrive."""
     exposed: Array | None = None
     """[N, K] ns of the transfer that a faster link would save: the minimum over the members of the time in which the member does not
@@ -98,13 +98,13 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     standalone_ns: dict[str, Array] = msgspec.field(default_factory=dict)
     """[N, R] ns that each rank would take if it waited for no other rank, by the kinds of :data:`STANDALONE`. More than measured if its
     loader's workers prepare batches, or its host issues work, while it waits for others. A missing kind is as measured."""
-    issue_time_ns: Array = _DEFAULT
+    issue_time_ns: Array = _UNSET
     """[N, R] ns that the rank's host needs to issue the step, a lower bound of the rank's step time (see :mod:`.standalone_times`); 0
     if unknown."""
-    ready: Array = _DEFAULT
+    ready: Array = _UNSET
     """[N, K, R] when the rank's part could have started if the previous synchronisation had been over: before the arrival, if it was
     queued."""
-    queued_after: Ints | Array = _DEFAULT
+    queued_after: Ints | Array = _UNSET
     """[N, K, R] place of the rank's collective, of any group, behind which its part was queued; -1 if it was not queued or this is
     unknown."""
     idle_after: dict[str, Array] = msgspec.field(default_factory=dict)
@@ -112,7 +112,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     ``window.idle``). {} if there is none, or if it is unknown."""
     on_device: bool = False
     """Whether collectives run on a device concurrently with the computation, which waits for only some of them (see ``replay.replay``)."""
-    dependency_probability: Array = _DEFAULT
+    dependency_probability: Array = _UNSET
     """[K, R] probability that the rank's computation waits for the collective (see :mod:`.segments`)."""
 
     def __post_init__(self) -> None:
@@ -128,7 +128,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
             "dependency_probability": np.broadcast_to(0.0, self.arrival.shape[1:]),
         }
         for name, values in absent.items():
-            if getattr(self, name) is _DEFAULT:
+            if getattr(self, name) is _UNSET:
                 force_setattr(self, name, values)
 
     @cached_property
@@ -221,14 +221,16 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         """Add the hidden idle time to ``work``, in the segments in which the device of the rank with the most visible idle time is idle."""
         columns = [INDEX[component] for component in (Component.DATA, *STANDALONE[LateCause.HOST])]
         idle = work[..., columns]
-        taking = idle[..., 0].sum(axis=1, keepdims=True) <= READY_BATCH_SHARE * self.duration[:, None, None]
-        idle[..., 0] *= taking
-        shown = idle.sum(axis=(1, 3)).argmax(axis=1)
-        most = idle[np.arange(len(idle)), :, shown][:, :, None]
+        was_ready = (
+            idle[..., 0].sum(axis=1, keepdims=True) <= READY_BATCH_SHARE * self.duration[:, None, None]
+        )
+        idle[..., 0] *= was_ready
+        most_idle = idle.sum(axis=(1, 3)).argmax(axis=1)
+        reference = idle[np.arange(len(idle)), :, most_idle][:, :, None]
         takes_part = ~np.isnan(self.arrival)[..., None]
-        pattern = np.maximum(most - idle, _TRACE * np.abs(most) + _TRACE) * takes_part
+        pattern = np.maximum(reference - idle, _REMAINDER * np.abs(reference) + _REMAINDER) * takes_part
         missing = np.clip(self.standalone_ns[LateCause.HOST] - idle[..., 1:].sum(axis=(1, 3)), 0, None)
-        whole = np.maximum(pattern.sum(axis=(1, 3), keepdims=True), _TRACE)
+        whole = np.maximum(pattern.sum(axis=(1, 3), keepdims=True), _REMAINDER)
         work[..., columns] += missing[:, None, :, None] * pattern / whole
 
     @cached_property
@@ -330,11 +332,11 @@ class SegmentClasses(msgspec.Struct, frozen=True):
 
     def by_class(self, values: Array) -> Array:
         """Return ``values`` [N, K, R, ...] as [N, S, R, ...]; 0 if a rank has no such part."""
-        return _placed(values, self.segment)
+        return _taken_at(values, self.segment)
 
     def by_segment(self, values: Array) -> Array:
         """Return ``values`` [N, S, R, ...] as [N, K, R, ...]; 0 if a rank is no member."""
-        return _placed(values, self.part)
+        return _taken_at(values, self.part)
 
 
 def segment_classes(syncs: Sequence[Sync], world: int) -> SegmentClasses:
@@ -356,7 +358,7 @@ def segment_classes(syncs: Sequence[Sync], world: int) -> SegmentClasses:
     return SegmentClasses(part, segment)
 
 
-def _placed(values: Array, places: Ints) -> Array:
+def _taken_at(values: Array, places: Ints) -> Array:
     """``values`` [N, X, R, ...] at ``places`` [Y, R], as [N, Y, R, ...]; 0 if a place is -1."""
     taken: Array = values[:, places, np.arange(places.shape[1])]
     taken[:, places < 0] = 0.0

@@ -78,7 +78,7 @@ class Graphs(msgspec.Struct, frozen=True):
     @property
     def operators_seen(self) -> bool:
         """Whether the operators outside forward, backward and optimizer were recorded on every rank."""
-        seen = sum(shares.seen for shares in self.operator_shares.values())
+        seen = sum(shares.measured for shares in self.operator_shares.values())
         return self.primary_is_window or seen == len(self.logs)
 
 

@@ -46,25 +46,25 @@ class Tuning(msgspec.Struct, frozen=True):
     """Largest kernel start time. Kernels that start later wait for the host."""
     idle_ns: float = 100_000.0
     """Idle time before the collective's end that counts fully. Gaps between launched kernels are shorter."""
-    whole: float = 0.9
+    full_share: float = 0.9
     """Share of a shorter collective for which the idle time counts fully."""
-    partly: float = 0.6
+    partial_share: float = 0.6
     """Share of either limit from which on idle time begins to count."""
-    rarely: float = 0.25
+    not_idle_share: float = 0.25
     """Share of the cycles up to which the computation counts as not idle."""
-    mostly: float = 0.75
+    idle_share: float = 0.75
     """Share of the cycles from which on it counts as idle."""
-    most_by_gap: float = 4.0
+    most_gap_odds: float = 4.0
     """Largest log odds from coincidence, about 50:1. Cycles are similar, so they count as one observation."""
-    most_by_host: float = 3.0
+    most_launch_odds: float = 3.0
     """Largest log odds from the launch, 20:1. An idle device that waits for nothing starts launched work at once."""
-    most_together: float = 6.0
+    most_covariation_odds: float = 6.0
     """Largest log odds from covariation over all cycles, 400:1."""
     fewest_cycles: int = 3
     """Fewest cycles for an estimate of scatter."""
     least_scatter_ns: float = 5_000.0
     """Least scatter of a kernel's start."""
-    clear: float = 0.1
+    certainty_margin: float = 0.1
     """Probabilities below this count as 0, and those above 1 minus this as 1."""
     rounding_ns: float = 1_000.0
     """Clocks are read to the microsecond, so a kernel that follows the end may seem to start this much before it."""
@@ -131,20 +131,24 @@ def dependency_probability(timelines: Sequence[ComputeTimeline], arrival: Array,
 
     ``arrival`` and ``end`` [N, K, R] are those of the rank's own part, on the clock of the timelines; NaN if it takes no part.
     """
-    sure = np.zeros(arrival.shape[1:])
+    probability = np.zeros(arrival.shape[1:])
     for r, timeline in enumerate(timelines):
         takes_part = ~np.isnan(end[:, :, r])
         if len(timeline.computes[0]) and takes_part.any():
             seen = _compute_stalls(timeline, arrival[:, :, r], end[:, :, r])
             share = seen.weight.sum(axis=0) / np.maximum(takes_part.sum(axis=0), 1)
-            still = np.clip((share - TUNING.rarely) / (TUNING.mostly - TUNING.rarely), 0.0, 1.0)
+            idle_weight = np.clip(
+                (share - TUNING.not_idle_share) / (TUNING.idle_share - TUNING.not_idle_share), 0.0, 1.0
+            )
             # Positive for launches before the end, negative for later ones.
             launched = np.tanh(seen.launched / timeline.start_ns)
-            launch_odds = TUNING.most_by_host * _mean(launched, seen.weight)
+            launch_odds = TUNING.most_launch_odds * _mean(launched, seen.weight)
             odds = _gap_odds(seen, timeline.start_ns) + launch_odds + _covariation_odds(seen)
             likely = 1.0 / (1.0 + np.exp(-odds))
-            sure[:, r] = still * np.clip((likely - TUNING.clear) / (1.0 - 2.0 * TUNING.clear), 0.0, 1.0)
-    return sure
+            probability[:, r] = idle_weight * np.clip(
+                (likely - TUNING.certainty_margin) / (1.0 - 2.0 * TUNING.certainty_margin), 0.0, 1.0
+            )
+    return probability
 
 
 def _compute_stalls(timeline: ComputeTimeline, arrival: Array, end: Array) -> _ComputeStalls:
@@ -152,24 +156,24 @@ def _compute_stalls(timeline: ComputeTimeline, arrival: Array, end: Array) -> _C
     over = np.nan_to_num(end)
     index = np.searchsorted(starts, over - TUNING.rounding_ns)
     following = np.minimum(index, len(starts) - 1)
-    goes_on = np.where(np.isnan(end) | (index == len(starts)), np.nan, starts[following])
+    resumes = np.where(np.isnan(end) | (index == len(starts)), np.nan, starts[following])
     length = np.nan_to_num(end - arrival)
     idle = np.where(index > 0, over - ends[np.maximum(index - 1, 0)], length)
-    enough = np.minimum(TUNING.idle_ns, TUNING.whole * length)
-    part = idle / np.maximum(enough, TUNING.rounding_ns)
-    weight = np.clip((part - TUNING.partly) / (1.0 - TUNING.partly), 0.0, 1.0)
+    full_idle = np.minimum(TUNING.idle_ns, TUNING.full_share * length)
+    part = idle / np.maximum(full_idle, TUNING.rounding_ns)
+    weight = np.clip((part - TUNING.partial_share) / (1.0 - TUNING.partial_share), 0.0, 1.0)
     later = np.searchsorted(timeline.over, over + TUNING.rounding_ns, side="right")
     another = timeline.over[np.minimum(later, len(timeline.over) - 1)] if len(timeline.over) else over
-    answered = (another > over + TUNING.rounding_ns) & (another <= np.nan_to_num(goes_on))
+    other_ended = (another > over + TUNING.rounding_ns) & (another <= np.nan_to_num(resumes))
     return _ComputeStalls(
         idle=idle,
-        gap=np.maximum(goes_on - over, 0.0),
-        launched=_launched(timeline, over, over - timeline.launched[following]),
-        weight=np.where(np.isnan(goes_on) | answered, 0.0, weight),
+        gap=np.maximum(resumes - over, 0.0),
+        launched=_adjusted_launch(timeline, over, over - timeline.launched[following]),
+        weight=np.where(np.isnan(resumes) | other_ended, 0.0, weight),
     )
 
 
-def _launched(timeline: ComputeTimeline, over: Array, launched: Array) -> Array:
+def _adjusted_launch(timeline: ComputeTimeline, over: Array, launched: Array) -> Array:
     """``launched``, but infinite if the launch was late because the host was waiting for its device."""
     begins, ends = timeline.host_waits
     if not len(ends):
@@ -185,7 +189,7 @@ def _gap_odds(seen: _ComputeStalls, start_ns: float) -> Array:
     uniformly distributed over the idle period."""
     whole = np.minimum(seen.idle, 1e3 * TUNING.idle_ns) + seen.gap
     odds = np.log(np.maximum(whole, 1.0) / start_ns) - 2.0 * np.log1p(seen.gap / start_ns)
-    return np.clip(_mean(odds, seen.weight), -TUNING.most_by_gap, TUNING.most_by_gap)
+    return np.clip(_mean(odds, seen.weight), -TUNING.most_gap_odds, TUNING.most_gap_odds)
 
 
 def _covariation_odds(seen: _ComputeStalls) -> Array:
@@ -197,7 +201,7 @@ def _covariation_odds(seen: _ComputeStalls) -> Array:
     from_end, from_before = (_scatter(np.where(counts, far, np.nan)) for far in (seen.gap, before + seen.gap))
     odds = (number - 1) * np.log(from_before / from_end)
     odds = np.where(number < TUNING.fewest_cycles, 0.0, odds)
-    return np.clip(odds, -TUNING.most_together, TUNING.most_together)
+    return np.clip(odds, -TUNING.most_covariation_odds, TUNING.most_covariation_odds)
 
 
 def _scatter(values: Array) -> Array:
@@ -232,7 +236,7 @@ class Segments(msgspec.Struct, frozen=True, dict=True):
     def left(self) -> Array:
         """[N, K, R] begin of each segment: own end of the previous collective. A segment continues across collectives of other ranks."""
         if self.on_device:
-            return _over_before(self.begin, self.arrival, self.end)
+            return _ends_before(self.begin, self.arrival, self.end)
         left = np.empty(self.arrival.shape)
         since = self.begin
         for k in range(self.arrival.shape[1]):
@@ -246,7 +250,7 @@ class Segments(msgspec.Struct, frozen=True, dict=True):
         return np.maximum(self.arrival, self.left) if self.on_device else self.arrival
 
 
-def _over_before(begin: Array, arrival: Array, end: Array) -> Array:
+def _ends_before(begin: Array, arrival: Array, end: Array) -> Array:
     """[N, K, R] when all collectives that the rank entered before this one had ended, on devices."""
     order = np.argsort(arrival, axis=1, kind="stable")
     ends = np.nan_to_num(np.take_along_axis(end, order, axis=1), nan=-np.inf)
@@ -301,7 +305,7 @@ def cycle_group(
         hidden=hidden,
         hidden_after_ready=_hidden_after_ready(windows, segments, ready, hidden),
         carried_in=_carried_in(windows, cycles, matched),
-        concurrent_compute=_within(computes, arrival, end),
+        concurrent_compute=_covered_by_rank(computes, arrival, end),
         exposed=_exposed(computes, arrival, end),
         ready=ready,
         queued_after=queued_behind(arrival, end, ready) if on_device else np.full(arrival.shape, -1),
@@ -309,10 +313,10 @@ def cycle_group(
         on_device=on_device,
         dependency_probability=dependency_probability(timelines, arrival, end),
     )
-    return replace(group, concurrent_compute_in_wait=_within(computes, arrival, group.released))
+    return replace(group, concurrent_compute_in_wait=_covered_by_rank(computes, arrival, group.released))
 
 
-def _within(of_rank: Sequence[Intervals], left: Array, right: Array) -> Array:
+def _covered_by_rank(of_rank: Sequence[Intervals], left: Array, right: Array) -> Array:
     """[N, K, R] ns covered by each rank's intervals between ``left`` and ``right`` [N, K, R]."""
     within = np.empty(left.shape)
     for r, own in enumerate(of_rank):

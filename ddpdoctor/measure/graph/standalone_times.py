@@ -60,18 +60,18 @@ def batch_time_ns(log: RankLog) -> float | None:
         return None
     settings = log.main_loader_settings or {}
     # With this many ready batches or more, all of one worker's may be ready, so that it is idle. Without settings, one worker is assumed.
-    deep = settings.get("prefetch_factor") or _DEFAULT_PREFETCH
-    room = int((deep - 1) * (settings.get("num_workers") or 1) + 1)
-    took, made, pairs = 0.0, 0, 0
-    for (since_ns, before), (at_ns, ready) in _neighbours(log, loader):
-        if 0 <= before < room and 0 <= ready < room:
+    prefetch = settings.get("prefetch_factor") or _DEFAULT_PREFETCH
+    most_ready = int((prefetch - 1) * (settings.get("num_workers") or 1) + 1)
+    elapsed_ns, prepared, pairs = 0.0, 0, 0
+    for (since_ns, before), (at_ns, ready) in _consecutive_requests(log, loader):
+        if 0 <= before < most_ready and 0 <= ready < most_ready:
             # The numbers of ready batches at two requests show how many were prepared between them.
-            took += at_ns - since_ns
-            made += 1 + ready - before
+            elapsed_ns += at_ns - since_ns
+            prepared += 1 + ready - before
             pairs += 1
-    if pairs < _FEWEST_PAIRS or made < _FEWEST_PAIRS:
+    if pairs < _FEWEST_PAIRS or prepared < _FEWEST_PAIRS:
         return None
-    return took / made
+    return elapsed_ns / prepared
 
 
 def standalone_data_ns(
@@ -104,7 +104,7 @@ _Request = tuple[int, int]
 """A request for a batch: its time (epoch ns) and the number of ready batches (-1 if unknown)."""
 
 
-def _neighbours(log: RankLog, loader: int) -> Iterator[tuple[_Request, _Request]]:
+def _consecutive_requests(log: RankLog, loader: int) -> Iterator[tuple[_Request, _Request]]:
     """Pairs of consecutive requests in the same pass over the loader, in the same or neighbouring steps."""
     before: _Request | None = None
     last_step = None
@@ -130,7 +130,7 @@ class LoaderTuning(msgspec.Struct, frozen=True):
     longest_ready_ns: int = 500_000
     """Longest time to fetch a ready batch, if this is more than ``READY_BATCH_SHARE`` of the interval between batches. It takes tenths
     of a millisecond, which may be a large share of a short step."""
-    mostly: float = 0.5
+    waiting_share: float = 0.5
     """Least share of the batches for which, as for the batch before, the host waited. With fewer, most batches were ready."""
 
 
@@ -166,7 +166,7 @@ def _batch_time_ns(window: Window) -> float | None:
     longest_ns = max(READY_BATCH_SHARE * float(np.median(np.diff(ends))), LOADER.longest_ready_ns)
     waited = ends - trace.start_ns[rows] >= longest_ns
     in_a_row = waited[:-1] & waited[1:]
-    if in_a_row.sum() < max(LOADER.fewest_batches - 1, LOADER.mostly * len(rows)):
+    if in_a_row.sum() < max(LOADER.fewest_batches - 1, LOADER.waiting_share * len(rows)):
         return None
     return float(np.diff(ends)[in_a_row].mean())
 
@@ -209,7 +209,7 @@ def issue_time_ns(window: Window) -> float:
     saves = trace.category_mask("python_function") & (trace.lane == main) & trace.name_mask(classify.is_save)
     idle = waits | collectives | (classify.next_batches(trace) & late) | saves
     blocked = union_of(event_union(trace, idle), garbage_collections(trace, main))
-    launched, excess = _queued(trace, calls, events, blocked)
+    launched, excess = _queue_delays(trace, calls, events, blocked)
     before = np.concatenate(([0.0], np.cumsum(excess)))
     waited = before[np.searchsorted(launched, end)] - before[np.searchsorted(launched, start)]
     # When host events were recorded, on any thread.
@@ -220,7 +220,7 @@ def issue_time_ns(window: Window) -> float:
     return max(0.0, float(min(needed.mean(), np.median(needed))))
 
 
-def _queued(trace: RankTrace, calls: Ints, events: Ints, blocked: Intervals) -> tuple[Ints, Array]:
+def _queue_delays(trace: RankTrace, calls: Ints, events: Ints, blocked: Intervals) -> tuple[Ints, Array]:
     """(Starts of the launches in order, ns of each that a full queue may have cost.) The latter is the time since the previous launch
     in excess of the mean with room in the queue; all of it if the queue never had room. ``events`` are those that were launched."""
     order = np.argsort(trace.end_ns[calls], kind="stable")
@@ -258,12 +258,12 @@ def with_issue_times(group: CycleGroup, times_ns: Array) -> CycleGroup:
         spent = spent + group.hidden.sum(axis=(1, 3))
     idle = group.duration[:, None] - spent
     transfer = (idle - waits).min(axis=1, keepdims=True)
-    alone = group.duration[:, None] - np.maximum(idle - transfer, 0.0)
+    standalone_cycle = group.duration[:, None] - np.maximum(idle - transfer, 0.0)
     if LateCause.DATA in group.standalone_ns:
         data = group.work[..., INDEX[Component.DATA]].sum(axis=1)
-        alone = alone + np.clip(group.standalone_ns[LateCause.DATA] - data, 0, None)
-    more = np.clip(np.nan_to_num(times_ns - alone), 0, None)
+        standalone_cycle = standalone_cycle + np.clip(group.standalone_ns[LateCause.DATA] - data, 0, None)
+    extra_idle = np.clip(np.nan_to_num(times_ns - standalone_cycle), 0, None)
     timed = replace(group, issue_time_ns=np.minimum(np.nan_to_num(times_ns), group.duration[:, None]))
-    if not more.any():
+    if not extra_idle.any():
         return timed
-    return timed.with_standalone(LateCause.HOST, group.work[..., _IDLE].sum(axis=(1, 3)) + more)
+    return timed.with_standalone(LateCause.HOST, group.work[..., _IDLE].sum(axis=(1, 3)) + extra_idle)
