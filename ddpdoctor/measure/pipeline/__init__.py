@@ -4,6 +4,6 @@ In: a table of operations (:mod:`ddpdoctor.trace`). Out: the cost of slow worker
 dependency graph operation by operation. Data-parallel steps use the dense form of the package ``graph`` instead.
 """
 
-from .dag import ALONE, Costs, build, in_order, measured, replay
+from .dag import ALONE, Costs, build_dag, measured_costs, order_edges, replay
 from .graph import pipeline_dag
 from .stragglers import measure_stragglers, straggler_facts, summary_of

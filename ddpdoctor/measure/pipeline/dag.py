@@ -9,7 +9,7 @@ it is a part of (*v* alone if it is in no collective)
 ``work`` is the duration of a single operation, or the transfer of a part of a collective: the time from the last
 member's start to its own end. ``delay`` is time that the graph does not explain (the host was late to launch).
 The terms are those of Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis",
-OSDI '25, section 3. With ``delay`` and ``work`` from :func:`measured`, the replay reproduces the run.
+OSDI '25, section 3. With ``delay`` and ``work`` from :func:`measured_costs`, the replay reproduces the run.
 
 A collective is one node of the graph, which is reached when all of its members may start. Nodes are replayed level by level, with a
 few numpy calls per level, so the time of a replay depends more on the number of levels than of operations. Times are float64 in
@@ -41,12 +41,12 @@ class Level(msgspec.Struct, frozen=True):
 
     operations: Indices
     """Single operations, then the members of collectives, grouped by collective."""
-    fed: Indices
+    with_predecessors: Indices
     """The ``operations`` that have predecessors."""
     sources: Indices
-    """The predecessors of ``fed``, grouped by operation."""
+    """The predecessors of ``with_predecessors``, grouped by operation."""
     first_source: Indices
-    """[fed] index into ``sources`` of each operation's first predecessor."""
+    """[with_predecessors] index into ``sources`` of each operation's first predecessor."""
     members: Indices
     """The ``operations`` that are members of collectives."""
     first_member: Indices
@@ -71,7 +71,7 @@ class Costs(msgspec.Struct, frozen=True):
     """[N]"""
 
 
-def build(size: int, edges: Sequence[Edges], collective: Indices) -> Dag:
+def build_dag(size: int, edges: Sequence[Edges], collective: Indices) -> Dag:
     """Build the graph of ``size`` operations with these edges. Operations with the same number in ``collective`` [N] are parts of
     one collective; ``ALONE`` marks single operations.
 
@@ -127,19 +127,21 @@ def _ranges(low: Indices, high: Indices) -> Indices:
 
 def _level(operations: Indices, before: Indices, after: Indices, collective: Indices) -> Level:
     low, high = np.searchsorted(after, operations), np.searchsorted(after, operations, side="right")
-    fed = high > low
-    sources = before[_ranges(low[fed], high[fed])]
-    first_source = np.cumsum((high - low)[fed]) - (high - low)[fed]
+    with_predecessors = high > low
+    sources = before[_ranges(low[with_predecessors], high[with_predecessors])]
+    first_source = np.cumsum((high - low)[with_predecessors]) - (high - low)[with_predecessors]
     members = operations[collective[operations] != ALONE]
     _, first_member, sizes = np.unique(collective[members], return_index=True, return_counts=True)
-    return Level(operations, operations[fed], sources, first_source, members, first_member, sizes)
+    return Level(
+        operations, operations[with_predecessors], sources, first_source, members, first_member, sizes
+    )
 
 
 def replay(dag: Dag, origin: Times, costs: Costs) -> tuple[Times, Times]:
     """Return [N] start and end of every operation."""
     start, end = origin.astype(np.float64), np.empty(dag.size)
     for level in dag.levels:
-        _start(level, start, end)
+        _raise_starts(level, start, end)
         start[level.operations] += costs.delay[level.operations]
         end[level.operations] = start[level.operations] + costs.work[level.operations]
         if len(level.members):
@@ -147,7 +149,7 @@ def replay(dag: Dag, origin: Times, costs: Costs) -> tuple[Times, Times]:
     return start, end
 
 
-def measured(dag: Dag, origin: Times, start: Times, end: Times, tolerance: float = 0.0) -> Costs:
+def measured_costs(dag: Dag, origin: Times, start: Times, end: Times, tolerance: float = 0.0) -> Costs:
     """Return delay and work of each operation, from the times of the run ([N] each).
 
     If clocks disagree, an operation may start before its predecessor has ended, or end before the last member of its collective has
@@ -156,7 +158,7 @@ def measured(dag: Dag, origin: Times, start: Times, end: Times, tolerance: float
     """
     ready, work = origin.astype(np.float64), end - start
     for level in dag.levels:
-        _start(level, ready, end)
+        _raise_starts(level, ready, end)
         if len(level.members):
             work[level.members] = end[level.members] - _last_start(level, start)
     delay = start - ready
@@ -165,11 +167,11 @@ def measured(dag: Dag, origin: Times, start: Times, end: Times, tolerance: float
     return Costs(delay, work)
 
 
-def _start(level: Level, start: Times, end: Times) -> None:
+def _raise_starts(level: Level, start: Times, end: Times) -> None:
     """Increase the starts of the level's operations, initially their origins, to the ends of their predecessors, in place."""
-    if len(level.fed):
+    if len(level.with_predecessors):
         ready = np.maximum.reduceat(end[level.sources], level.first_source)
-        start[level.fed] = np.maximum(start[level.fed], ready)
+        start[level.with_predecessors] = np.maximum(start[level.with_predecessors], ready)
 
 
 def _last_start(level: Level, start: Times) -> Times:
@@ -179,7 +181,7 @@ def _last_start(level: Level, start: Times) -> Times:
     return repeated
 
 
-def in_order(stream: Indices, *keys: NDArray[np.generic]) -> Edges:
+def order_edges(stream: Indices, *keys: NDArray[np.generic]) -> Edges:
     """Return edges by which each operation of a stream waits for the previous one, in the order of ``keys`` (the most significant
     first). ``stream`` is [N], with ``ALONE`` for operations without a stream."""
     chosen = np.flatnonzero(stream != ALONE)

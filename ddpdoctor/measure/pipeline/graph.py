@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ddpdoctor.trace.operations import Operations
 
-from .dag import ALONE, Dag, Edges, Indices, build, in_order
+from .dag import ALONE, Dag, Edges, Indices, build_dag, order_edges
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
 GATHER, REDUCE = "params-all-gather", "grads-reduce-scatter"
@@ -50,7 +50,7 @@ _CHANNELS = (
 )
 
 
-class _Attached(msgspec.Struct, frozen=True):
+class _MessageEnds(msgspec.Struct, frozen=True):
     """Sends or receives, and the computation of each."""
 
     messages: Indices
@@ -70,7 +70,7 @@ def whole_steps(ops: Operations) -> NDArray[np.bool_]:
         np.unique(np.stack([ops.step[finished], worker[finished]]), axis=1)[0], return_counts=True
     )
     good = steps[seen == len(np.unique(worker))]
-    attached = [_attach(ops, channel) for channel in _CHANNELS]
+    attached = [_match_messages(ops, channel) for channel in _CHANNELS]
     broken = np.concatenate([ends.unmatched for ends in attached])
     message = _messages(ops, attached)
     numbers, counts = np.unique(message[message != ALONE], return_counts=True)
@@ -87,20 +87,20 @@ def pipeline_dag(ops: Operations) -> Dag:
     Raises UnusableInput if operations wait for each other in a cycle.
     """
     worker = _key(ops.step, ops.replica, ops.stage)
-    attached = [_attach(ops, channel) for channel in _CHANNELS]
+    attached = [_match_messages(ops, channel) for channel in _CHANNELS]
     edges = [
-        in_order(_where(ops, worker, FORWARD, BACKWARD), ops.start_s, ops.sequence),
-        in_order(_where(ops, worker, GATHER, REDUCE), ops.start_s, ops.sequence),
-        *(in_order(_where(ops, worker, kind), ops.start_s, ops.sequence) for kind in PEER_TO_PEER),
+        order_edges(_key_if_kind(ops, worker, FORWARD, BACKWARD), ops.start_s, ops.sequence),
+        order_edges(_key_if_kind(ops, worker, GATHER, REDUCE), ops.start_s, ops.sequence),
+        *(order_edges(_key_if_kind(ops, worker, kind), ops.start_s, ops.sequence) for kind in PEER_TO_PEER),
         *(
             _message_edges(ops, worker, channel, ends)
             for channel, ends in zip(_CHANNELS, attached, strict=True)
         ),
         *_first_backward(ops, worker),
-        _meet(*_last(ops, GATHER), *_first(ops, FORWARD)),
+        _edges_by_key(*_last_by_chunk(ops, GATHER), *_first_by_chunk(ops, FORWARD)),
         *_after_compute(ops, worker),
     ]
-    return build(ops.size, edges, _collectives(ops, attached))
+    return build_dag(ops.size, edges, _collectives(ops, attached))
 
 
 def _key(*columns: Indices) -> Indices:
@@ -113,18 +113,18 @@ def _key(*columns: Indices) -> Indices:
     return dense.astype(np.int64)
 
 
-def _where(ops: Operations, key: Indices, *kinds: str) -> Indices:
+def _key_if_kind(ops: Operations, key: Indices, *kinds: str) -> Indices:
     return np.where(ops.of_kind(*kinds), key, ALONE)
 
 
-def _attach(ops: Operations, channel: _Channel) -> _Attached:
+def _match_messages(ops: Operations, channel: _Channel) -> _MessageEnds:
     """Assign messages to computations. A worker's n-th message belongs to its n-th computation with a neighbour; if messages were also
     recorded for computations without a neighbour, to its n-th computation of all."""
     worker = _key(ops.step, ops.replica, ops.stage)
     workers = int(worker.max(initial=-1)) + 1
     # Unrecorded model chunks are assigned to the stages round-robin.
-    dealt = np.maximum(ops.chunk, 0) * (int(ops.stage.max(initial=0)) + 1) + ops.stage
-    model_chunk = np.where(ops.model_chunk < 0, dealt, ops.model_chunk)
+    round_robin = np.maximum(ops.chunk, 0) * (int(ops.stage.max(initial=0)) + 1) + ops.stage
+    model_chunk = np.where(ops.model_chunk < 0, round_robin, ops.model_chunk)
     last_chunk = int(model_chunk.max(initial=0))
     boundary = model_chunk - 1 if channel.lower else model_chunk
     has_neighbour = (boundary >= 0) & (boundary < last_chunk)
@@ -137,7 +137,7 @@ def _attach(ops: Operations, channel: _Channel) -> _Attached:
         _sorted(np.flatnonzero(mask & fits[worker]), worker, ops.sequence)
         for mask in (messages, computations)
     ]
-    return _Attached(
+    return _MessageEnds(
         rows[0],
         rows[1],
         np.where(has_neighbour[rows[1]], boundary[rows[1]], ALONE),
@@ -149,12 +149,12 @@ def _sorted(rows: Indices, *keys: NDArray[np.generic]) -> Indices:
     return rows[np.lexsort([key[rows] for key in reversed(keys)])]
 
 
-def _message_edges(ops: Operations, worker: Indices, channel: _Channel, ends: _Attached) -> Edges:
+def _message_edges(ops: Operations, worker: Indices, channel: _Channel, ends: _MessageEnds) -> Edges:
     """A send waits for its computation. A computation waits for its receive, which is posted after the previous computation of the same
     kind."""
     if not channel.receives:
         return ends.computations, ends.messages
-    before, after = in_order(_where(ops, worker, channel.computation), ops.sequence)
+    before, after = order_edges(_key_if_kind(ops, worker, channel.computation), ops.sequence)
     previous = np.full(ops.size, ALONE)
     previous[after] = before
     earlier = previous[ends.computations]
@@ -177,11 +177,11 @@ def _first_backward(ops: Operations, worker: Indices) -> list[Edges]:
     edges = []
     for kind in ("backward-recv", "backward-send"):
         messages = _sorted(np.flatnonzero(ops.of_kind(kind)), worker, ops.sequence)
-        edges.append(_meet(workers, two_before, *_firsts(worker[messages], messages)))
+        edges.append(_edges_by_key(workers, two_before, *_first_per_key(worker[messages], messages)))
     return edges
 
 
-def _firsts(keys: Indices, rows: Indices) -> tuple[Indices, Indices]:
+def _first_per_key(keys: Indices, rows: Indices) -> tuple[Indices, Indices]:
     """(Distinct keys, the first of the ``rows`` with each key.)"""
     unique, at = np.unique(keys, return_index=True)
     return unique, rows[at]
@@ -193,16 +193,16 @@ def _by_chunk(ops: Operations, *kinds: str) -> tuple[Indices, Indices]:
     return _key(ops.step, ops.replica, ops.stage, ops.chunk)[rows], rows
 
 
-def _first(ops: Operations, kind: str) -> tuple[Indices, Indices]:
-    return _firsts(*_by_chunk(ops, kind))
+def _first_by_chunk(ops: Operations, kind: str) -> tuple[Indices, Indices]:
+    return _first_per_key(*_by_chunk(ops, kind))
 
 
-def _last(ops: Operations, kind: str) -> tuple[Indices, Indices]:
+def _last_by_chunk(ops: Operations, kind: str) -> tuple[Indices, Indices]:
     keys, rows = _by_chunk(ops, kind)
-    return _firsts(keys[::-1], rows[::-1])
+    return _first_per_key(keys[::-1], rows[::-1])
 
 
-def _meet(keys: Indices, rows: Indices, other_keys: Indices, other_rows: Indices) -> Edges:
+def _edges_by_key(keys: Indices, rows: Indices, other_keys: Indices, other_rows: Indices) -> Edges:
     """Edges from ``rows`` to the ``other_rows`` with the same key. Keys are unique on both sides."""
     _, here, there = np.intersect1d(keys, other_keys, assume_unique=True, return_indices=True)
     return rows[here], other_rows[there]
@@ -216,22 +216,24 @@ def _after_compute(ops: Operations, worker: Indices) -> list[Edges]:
     place = np.full(ops.size, ALONE)
     for i, kind in enumerate(tail, start=1):
         place[ops.of_kind(kind)] = i
-    place[_last_of(ops, worker, FORWARD, BACKWARD)[1]] = 0
-    edges = [in_order(np.where(place == ALONE, ALONE, worker), place, ops.start_s, ops.sequence)]
+    place[_last_by_worker(ops, worker, FORWARD, BACKWARD)[1]] = 0
+    edges = [order_edges(np.where(place == ALONE, ALONE, worker), place, ops.start_s, ops.sequence)]
     if overlapped:
-        edges.append(_meet(*_last(ops, BACKWARD), *_first(ops, REDUCE)))
+        edges.append(_edges_by_key(*_last_by_chunk(ops, BACKWARD), *_first_by_chunk(ops, REDUCE)))
         waiting = _sorted(np.flatnonzero(place >= 2), worker, place, ops.start_s)
-        edges.append(_meet(*_last_of(ops, worker, REDUCE), *_firsts(worker[waiting], waiting)))
+        edges.append(
+            _edges_by_key(*_last_by_worker(ops, worker, REDUCE), *_first_per_key(worker[waiting], waiting))
+        )
     return edges
 
 
-def _last_of(ops: Operations, worker: Indices, *kinds: str) -> tuple[Indices, Indices]:
+def _last_by_worker(ops: Operations, worker: Indices, *kinds: str) -> tuple[Indices, Indices]:
     """(Workers, row of each one's last operation of these kinds.)"""
     rows = _sorted(np.flatnonzero(ops.of_kind(*kinds)), worker, ops.start_s, ops.sequence)[::-1]
-    return _firsts(worker[rows], rows)
+    return _first_per_key(worker[rows], rows)
 
 
-def _messages(ops: Operations, attached: list[_Attached]) -> Indices:
+def _messages(ops: Operations, attached: list[_MessageEnds]) -> Indices:
     """[N] number of the message that the operation sends or receives, by step, replica, direction, chunk and micro-batch; ``ALONE`` for
     other operations."""
     message = np.full(ops.size, ALONE)
@@ -252,9 +254,9 @@ def _messages(ops: Operations, attached: list[_Attached]) -> Indices:
     return message
 
 
-def _collectives(ops: Operations, attached: list[_Attached]) -> Indices:
+def _collectives(ops: Operations, attached: list[_MessageEnds]) -> Indices:
     """[N] number of the collective or message that the operation is a part of; ``ALONE`` for single operations."""
-    together = _messages(ops, attached)
+    numbers = _messages(ops, attached)
     nothing = np.zeros(ops.size, np.int64)
     for kinds, key in (
         ((GATHER, REDUCE, SEPARATE), _key(ops.step, ops.stage, ops.kind, ops.sequence)),
@@ -262,5 +264,5 @@ def _collectives(ops: Operations, attached: list[_Attached]) -> Indices:
         ((CLIP,), _key(ops.step, nothing, ops.sequence)),
     ):
         chosen = ops.of_kind(*kinds)
-        together[chosen] = key[chosen] + together.max(initial=ALONE) + 1
-    return together
+        numbers[chosen] = key[chosen] + numbers.max(initial=ALONE) + 1
+    return numbers

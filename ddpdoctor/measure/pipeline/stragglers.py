@@ -36,10 +36,10 @@ from ddpdoctor.measure.facts import Cost, Facts, JobFacts, LateFacts, PipelineFa
 from ddpdoctor.measure.numerics import persistence
 from ddpdoctor.trace.operations import Operations
 
-from .dag import Costs, Dag, Times, measured, replay
+from .dag import Costs, Dag, Times, measured_costs, replay
 from .graph import BACKWARD, COMMUNICATION, FORWARD, KINDS, pipeline_dag, whole_steps
 
-Chosen = NDArray[np.bool_]
+OperationMask = NDArray[np.bool_]
 
 SLOWEST_SHARE = 0.03
 """Share of the workers that counts as the slowest, for M_W (section 3 of the paper)."""
@@ -47,7 +47,7 @@ CULPRIT_SHARE = 0.5
 """Least cost of a slow worker, as a share of the cost of the slowest one."""
 _REPLAYED_ALONE = 64
 """Most workers that are replayed one by one, those with the highest S_w. Each takes a replay of the whole job."""
-_NO_LOSS = 1e-9
+_ROUNDING_SHARE = 1e-9
 """Share of the step time below which a cost is due to rounding."""
 CLOCK_TOLERANCE_S = 0.01
 """Negative costs down to minus this are due to clock differences (published analysis of the paper)."""
@@ -67,7 +67,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """Forward and backward passes, mean per step."""
 
 
-class Removed(msgspec.Struct, frozen=True, kw_only=True):
+class RemovalGain(msgspec.Struct, frozen=True, kw_only=True):
     """The saving if some operations took their typical time."""
 
     share: float | None
@@ -94,13 +94,13 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
     """Slowest first."""
     slow_workers: list[int]
     """Ranks of the slow workers; may be empty."""
-    without_slowest: Removed
+    without_slowest: RemovalGain
     """Without the slowest 3 % of workers, at least one; its share is M_W."""
-    without_last_stage: Removed | None
+    without_last_stage: RemovalGain | None
     """Its share is M_S. None if there is only one stage."""
-    without_slow_workers: Removed | None
+    without_slow_workers: RemovalGain | None
     """None if there is no slow worker."""
-    without_any: Removed
+    without_stragglers: RemovalGain
     """Every operation at its typical cost."""
     notes: list[str]
 
@@ -112,7 +112,7 @@ class _WhatIf:
         self._dag = dag
         _, first, self._step = np.unique(ops.step, return_index=True, return_inverse=True)
         self.origin: Times = np.minimum.reduceat(ops.start_s, first)[self._step]
-        self.costs = measured(dag, self.origin, ops.start_s, ops.end_s, CLOCK_TOLERANCE_S)
+        self.costs = measured_costs(dag, self.origin, ops.start_s, ops.end_s, CLOCK_TOLERANCE_S)
         self.ideal = _typical(ops, self.costs.work)
         self.as_measured = self.steps_s(self.costs.work)
         self.all_ideal = self.steps_s(self.ideal)
@@ -128,18 +128,18 @@ class _WhatIf:
         np.maximum.at(last, self._step, end - self.origin)
         return last
 
-    def slowdown_by(self, chosen: Chosen) -> float:
+    def slowdown_by(self, chosen: OperationMask) -> float:
         """Return S_X of the chosen operations."""
         work = np.where(chosen, self.costs.work, self.ideal)
         return float(self.steps_s(work).mean() / self.all_ideal.mean())
 
-    def without(self, chosen: Chosen) -> Removed:
+    def without(self, chosen: OperationMask) -> RemovalGain:
         """Return the saving if the chosen operations took their typical time (T-X)."""
         left = self.steps_s(np.where(chosen, self.ideal, self.costs.work))
         t, t_ideal = self.as_measured.mean(), self.all_ideal.mean()
         lost = t - t_ideal
-        return Removed(
-            share=float((t - left.mean()) / lost) if abs(lost) > _NO_LOSS * t_ideal else None,
+        return RemovalGain(
+            share=float((t - left.mean()) / lost) if abs(lost) > _ROUNDING_SHARE * t_ideal else None,
             gain_ms=((self.as_measured - left) * 1e3).tolist(),
         )
 
@@ -170,7 +170,7 @@ def measure_stragglers(operations: Operations) -> Stragglers:
         without_slowest=job.without(np.isin(ops.rank, slowest)),
         without_last_stage=job.without(ops.stage == max(by_stage)) if len(by_stage) > 1 else None,
         without_slow_workers=job.without(np.isin(ops.rank, slow_workers)) if slow_workers else None,
-        without_any=job.without(np.ones(ops.size, bool)),
+        without_stragglers=job.without(np.ones(ops.size, bool)),
         notes=notes,
     )
 
@@ -255,7 +255,7 @@ def _workers(
 def _slow_workers(workers: list[Worker]) -> list[int]:
     costs = {worker.rank: worker.alone - 1 for worker in workers if worker.alone is not None}
     worst = max(costs.values())
-    if worst <= _NO_LOSS:
+    if worst <= _ROUNDING_SHARE:
         return []
     return sorted(rank for rank, cost in costs.items() if cost >= CULPRIT_SHARE * worst)
 
@@ -287,7 +287,7 @@ def straggler_facts(stragglers: Stragglers) -> Facts:
         late=LateFacts(
             compute=None if stages else cost,
             total=_cost(
-                stragglers, stragglers.without_any, slow if cost is not None and not stages else None
+                stragglers, stragglers.without_stragglers, slow if cost is not None and not stages else None
             ),
         ),
         pipeline=PipelineFacts(
@@ -326,7 +326,7 @@ def _slow_stages(stragglers: Stragglers, slow_workers: list[Worker]) -> list[int
     return stages if are_whole and stragglers.replicas > 1 else []
 
 
-def _cost(stragglers: Stragglers, removed: Removed, slow_workers: list[Worker] | None) -> Cost:
+def _cost(stragglers: Stragglers, removed: RemovalGain, slow_workers: list[Worker] | None) -> Cost:
     mean_ms = float(np.mean(stragglers.measured_steps_ms))
     gain = np.array(removed.gain_ms)
     hit = gain > _HIT_SHARE * mean_ms
