@@ -113,7 +113,7 @@ class _Made(NamedTuple):
 
 def _made_at(names: Sequence[str], recorded: Sequence[Where], lines_of: _LinesOf) -> _Made | None:
     """Where one of ``names`` is called, in the file of the first of the user's lines that has such a call."""
-    ways = [[each for each in where.way if not is_library(each.file)] for where in recorded if names]
+    ways = [[each for each in where.call_path if not is_library(each.file)] for where in recorded if names]
     for file in dict.fromkeys(each.file for way in ways for each in way):
         lines = lines_of(file)
         inside = {each.function.rpartition(".")[2] for way in ways for each in way if each.file == file}

@@ -89,11 +89,11 @@ def recorded_tables(
     recorded: Sequence[RankLog], windows: Sequence[Window], telemetry: Mapping[str, HostTelemetry]
 ) -> Tables:
     """Align the recordings and build the tables."""
-    given = [log for log in recorded if log.steps]
-    aligned, notes = align_logs(given)
+    nonempty_logs = [log for log in recorded if log.steps]
+    aligned, notes = align_logs(nonempty_logs)
     logs, _ = exclude_suspended(aligned, telemetry)
-    shown = any(window.on_device for window in windows) or not logs
-    drawn, matched = align_and_match(windows if shown else [])
+    use_windows = any(window.on_device for window in windows) or not logs
+    aligned_windows, matched = align_and_match(windows if use_windows else [])
     if matched.refused:
         notes.append(f"Collectives could not be matched across ranks: {matched.refused}.")
     steps = [
@@ -102,16 +102,16 @@ def recorded_tables(
         for step in log.steps
     ]
     events = [row for log in logs for row in _log_events(log)]
-    for window in drawn:
+    for window in aligned_windows:
         events += _window_events(window)
         if not logs:
             steps += [(window.rank, TRACE, n, a, b, "") for n, a, b in window.steps]
-    collectives = _window_collectives(drawn, matched) if drawn else _log_collectives(logs)
+    collectives = _window_collectives(aligned_windows, matched) if aligned_windows else _log_collectives(logs)
     moved_ns = {
-        log.rank: log.steps[0].start_ns - was.steps[0].start_ns
-        for was, log in zip(given, aligned, strict=True)
+        log.rank: log.steps[0].start_ns - before.steps[0].start_ns
+        for before, log in zip(nonempty_logs, aligned, strict=True)
     }
-    detailed = drawn or [window.shifted(moved_ns.get(window.rank, 0)) for window in windows]
+    detailed = aligned_windows or [window.shifted(moved_ns.get(window.rank, 0)) for window in windows]
     return Tables(
         pl.DataFrame(steps, schema=STEPS, orient="row").sort("rank", "start_ns"),
         pl.DataFrame(collectives, schema=COLLECTIVES, orient="row").sort("rank", "arrival_ns"),
@@ -183,15 +183,15 @@ def _log_collective(
 
 
 def _window_collectives(windows: Sequence[Window], matched: Matched) -> list[tuple[object, ...]]:
-    begun = [arrivals(window)[0] for window in windows]
+    arrivals_ns = [arrivals(window)[0] for window in windows]
     last = [np.full(len(window.collectives), -1, np.int64) for window in windows]
-    for line in matched.rows if not matched.refused else ():
-        latest = max(int(begun[r][row]) for r, row in enumerate(line) if row >= 0)
-        for r, row in enumerate(line):
+    for match in matched.rows if not matched.refused else ():
+        latest = max(int(arrivals_ns[r][row]) for r, row in enumerate(match) if row >= 0)
+        for r, row in enumerate(match):
             if row >= 0:
                 last[r][row] = latest
     rows: list[tuple[object, ...]] = []
-    for window, arrival, latest_of in zip(windows, begun, last, strict=True):
+    for window, arrival, latest_of in zip(windows, arrivals_ns, last, strict=True):
         comms, steps = window.collectives, step_of(window, window.collectives.issued)
         for i in range(len(comms)):
             size = float(comms.bytes[i])
@@ -220,9 +220,9 @@ class Tuning(msgspec.Struct, frozen=True):
     """Detail rows of each rank, for any number of ranks."""
     nested: int = 3
     """Levels of nested operators. Deeper ones are the launches of the outer ones."""
-    most_letters: int = 120
+    most_characters: int = 120
     """Characters of a name. Names of kernel templates have thousands."""
-    usual_gap: float = 3.0
+    pause_ratio: float = 3.0
     """Multiple of the median sampling interval beyond which the sampler was paused and the line is unknown."""
     most_readings: int = 2_000
     """Readings of one counter."""
@@ -281,7 +281,7 @@ def _of_window(window: Window) -> Iterator[pl.DataFrame]:
         sorted(np.unique(trace.lane[operators]).tolist(), key=lambda lane: lane != training)
     ):
         label = "operators" if lane == training else f"operators, thread {number + 1}"
-        yield _slices(window, label, _outer(trace, np.flatnonzero(operators & (trace.lane == lane))))
+        yield _slices(window, label, _outermost(trace, np.flatnonzero(operators & (trace.lane == lane))))
     work = classify.device_work(trace)
     for stream in np.unique(trace.stream[work]).tolist():
         label = "device" if stream < 0 else f"stream {stream}"
@@ -290,7 +290,7 @@ def _of_window(window: Window) -> Iterator[pl.DataFrame]:
 
 def _slices(window: Window, track: str, rows: Ints) -> pl.DataFrame:
     trace = window.trace
-    names = [trace.names[name][: TUNING.most_letters] for name in trace.name[rows].tolist()]
+    names = [trace.names[name][: TUNING.most_characters] for name in trace.name[rows].tolist()]
     start = trace.start_ns[rows] + window.shifted_ns
     return _table(window.rank, track, names, start, trace.duration_ns[rows])
 
@@ -302,7 +302,7 @@ def _table(rank: int, track: str, names: list[str], start: Ints, duration: Ints)
     return pl.DataFrame(columns, schema=DETAILS).filter(pl.col("duration_ns") > 0)
 
 
-def _outer(trace: RankTrace, rows: Ints) -> Ints:
+def _outermost(trace: RankTrace, rows: Ints) -> Ints:
     """The ``rows`` (of one thread, in order of start) that are nested in fewer than ``TUNING.nested`` others."""
     open_until: list[int] = []
     kept = []
@@ -318,9 +318,9 @@ def _outer(trace: RankTrace, rows: Ints) -> Ints:
 
 def _sampled(samples: Samples) -> Iterator[pl.DataFrame]:
     """One table per rank. Consecutive samples of one script line are one row, up to the next sample of another line."""
-    shown = [stack.lines[0] for stack in samples.stacks]
+    innermost = [stack.lines[0] for stack in samples.stacks]
     names, name = np.unique(
-        [f"{basename(line.file)}:{line.line} {line.function}" for line in shown], return_inverse=True
+        [f"{basename(line.file)}:{line.line} {line.function}" for line in innermost], return_inverse=True
     )
     before = name.copy()
     before[samples.gil_owners.follower] = name[samples.gil_owners.owner]  # the most likely owner comes last
@@ -330,11 +330,11 @@ def _sampled(samples: Samples) -> Iterator[pl.DataFrame]:
             continue
         stack, follows = of_rank.stack[at], of_rank.kind[at] == Kind.FOLLOWING
         times, lines = of_rank.time_ns[at], np.where(follows, before[stack], name[stack])
-        apart = np.diff(times)
-        known = apart <= TUNING.usual_gap * float(np.median(apart))
+        intervals = np.diff(times)
+        known = intervals <= TUNING.pause_ratio * float(np.median(intervals))
         begins = np.flatnonzero(np.append(True, (np.diff(lines) != 0) | ~known))
         last = np.append(begins[1:], len(at)) - 1
         # A row ends at the next sample, unless the sampler was paused.
         until = np.where(np.append(known, False)[last], times[np.minimum(last + 1, len(at) - 1)], times[last])
-        said, start = names[lines[begins]].tolist(), times[begins]
-        yield _table(of_rank.log.rank, "sampled lines", said, start, until - start)
+        labels, start = names[lines[begins]].tolist(), times[begins]
+        yield _table(of_rank.log.rank, "sampled lines", labels, start, until - start)

@@ -28,13 +28,13 @@ LATE_SHARE = 0.05
 class Tuning(msgspec.Struct, frozen=True):
     """Limits of a flame graph."""
 
-    fewest: int = 8
+    fewest_samples: int = 8
     """Fewest samples of a graph. A graph of fewer is mostly noise."""
     least_share: float = 0.004
     """Smallest share of the samples for which a frame is drawn: about two pixels."""
     most_frames: int = 160
     """Most frames of one graph (the widest), to bound the size of a report."""
-    deepest: int = 24
+    most_levels: int = 24
     """Most levels of frames. A sample has fewer user lines."""
 
 
@@ -70,20 +70,20 @@ def flames(graph: Graph, samples: Samples, ranks: Sequence[RankSummary]) -> list
     order = sorted(
         range(len(samples.ranks)), key=lambda place: -late_ms.get(samples.ranks[place].log.rank, 0.0)
     )
-    slowest, usual = order[0], order[(len(order) + 1) // 2] if len(order) > 1 else None
+    slowest, median_rank = order[0], order[(len(order) + 1) // 2] if len(order) > 1 else None
     recorded = set(samples.ranks[slowest].numbers.tolist())
     # Excluded steps (warm-up, profiled, evaluations) are in neither group.
     numbers = recorded & measured or recorded
     others = numbers - late[slowest]
-    drawn: list[_Tree | None] = [None]
+    trees: list[_Tree | None] = [None]
     if late[slowest] and others:
         groups = {"late steps": late[slowest] & numbers, "other steps": others}
-        drawn = [_tree(samples, slowest, which, steps) for which, steps in groups.items()]
-    if not all(drawn):
-        drawn = [_tree(samples, slowest, "all steps", numbers)]
-    if usual is not None:
-        drawn.append(_tree(samples, usual, "all steps", numbers))
-    found = [tree for tree in drawn if tree is not None]
+        trees = [_tree(samples, slowest, which, steps) for which, steps in groups.items()]
+    if not all(trees):
+        trees = [_tree(samples, slowest, "all steps", numbers)]
+    if median_rank is not None:
+        trees.append(_tree(samples, median_rank, "all steps", numbers))
+    found = [tree for tree in trees if tree is not None]
     return [
         tree.flame(against=found[1] if place == 0 and len(found) > 1 else None)
         for place, tree in enumerate(found)
@@ -120,14 +120,14 @@ class _Tree(msgspec.Struct, frozen=True):
     root: _Node
 
     @property
-    def each_ms(self) -> float:
+    def sample_ms(self) -> float:
         """Time that one sample represents, ms per step."""
         return self.mean_ms / self.root.count
 
     def flame(self, against: _Tree | None) -> Flame:
         """Return the frames to draw, each with its difference to the same frame of ``against``."""
         found: list[tuple[FlameFrame, CodeLine]] = []
-        self._lay(self.root, against, against.root if against else None, 0, 0.0, found)
+        self._add_frames(self.root, against, against.root if against else None, 0, 0.0, found)
         kept = sorted(found, key=lambda pair: -pair[0].ms)[: _TUNING.most_frames]
         kept.sort(key=lambda pair: (pair[0].depth, pair[0].start_ms))
         places = {line: place for place, line in enumerate(dict.fromkeys(line for _, line in kept))}
@@ -142,7 +142,7 @@ class _Tree(msgspec.Struct, frozen=True):
             frames=[msgspec.structs.replace(frame, place=places[line]) for frame, line in kept],
         )
 
-    def _lay(
+    def _add_frames(
         self,
         node: _Node,
         against: _Tree | None,
@@ -154,14 +154,14 @@ class _Tree(msgspec.Struct, frozen=True):
         """Add the frames of a node's callees to ``found``, ordered by file and line."""
         for line in sorted(node.below, key=lambda line: (line.file, line.line, line.function)):
             below = node.below[line]
-            its = other.below.get(line) if other is not None else None
-            ms = below.count * self.each_ms
-            if below.count >= _TUNING.least_share * self.root.count and depth < _TUNING.deepest:
+            counterpart = other.below.get(line) if other is not None else None
+            ms = below.count * self.sample_ms
+            if below.count >= _TUNING.least_share * self.root.count and depth < _TUNING.most_levels:
                 beyond = None
                 if against is not None:
-                    beyond = round(ms - (its.count * against.each_ms if its else 0.0), 4)
+                    beyond = round(ms - (counterpart.count * against.sample_ms if counterpart else 0.0), 4)
                 found.append((FlameFrame(0, depth, round(start_ms, 4), round(ms, 4), beyond), line))
-                self._lay(below, against, its, depth + 1, start_ms, found)
+                self._add_frames(below, against, counterpart, depth + 1, start_ms, found)
             start_ms += ms
 
 
@@ -169,7 +169,7 @@ def _tree(samples: Samples, position: int, which: str, numbers: Collection[int])
     """The samples as a tree of frames; None if there are too few."""
     found = samples_in(samples, position, numbers)
     root = _Node(sum(found.stacks.values()))
-    if round(root.count) < _TUNING.fewest:
+    if round(root.count) < _TUNING.fewest_samples:
         return None
     for stack, count in found.stacks.items():
         node = root
@@ -194,9 +194,9 @@ def flame_graphs(
     for position, log in enumerate(recorded):
         numbers = {step.number for step in log.steps}.intersection(wanted)
         groups = [("all steps", numbers)]
-        own = late[position] & numbers
-        if own and (usual := measured & numbers - own):
-            groups += [("late steps", own), ("usual steps", usual)]
+        late_numbers = late[position] & numbers
+        if late_numbers and (other_numbers := measured & numbers - late_numbers):
+            groups += [("late steps", late_numbers), ("usual steps", other_numbers)]
         yield log.rank, _flame_graph(samples, position, groups)
 
 
@@ -231,9 +231,9 @@ def _profile(
     count = sum(found.stacks.values())
     if not count:
         return None
-    each_ms = found.mean_ms / count
+    sample_ms = found.mean_ms / count
     weights = {
-        tuple(frames.setdefault(line, len(frames)) for line in reversed(stack)): each_ms * weight
+        tuple(frames.setdefault(line, len(frames)) for line in reversed(stack)): sample_ms * weight
         for stack, weight in found.stacks.items()
     }
     rank = samples.ranks[position].log.rank

@@ -95,12 +95,12 @@ def measure(
     """Measure a run. ``logs`` and ``windows`` are ordered by rank; at most one of them may be empty. ``hang``: whether and how the job
     stopped. ``launches``: when the launcher of each host started and ended, by host name. ``attempts``: all attempts of the run."""
     graphs, recorded, notes = _aligned(logs, windows, telemetry, progress)
-    aside = all_excluded_steps(graphs.timing, recorded)
+    excluded = all_excluded_steps(graphs.timing, recorded)
     report = progress_counter(progress, Stage.MEASURE)
     report(0, 5)
     profiler_ns = _added_by_profiler(graphs)
-    stretched = 1.0 if not profiler_ns else 1.0 / (1.0 - profiler_ns / graphs.primary.mean_cycle_ns)
-    gpu = gpu_facts(graphs.windows, graphs.logs, telemetry, stretched)
+    profiled_ratio = 1.0 if not profiler_ns else 1.0 / (1.0 - profiler_ns / graphs.primary.mean_cycle_ns)
+    gpu = gpu_facts(graphs.windows, graphs.logs, telemetry, profiled_ratio)
     report(1, 5)
     parts = python_parts(graphs.logs, graphs.windows, graphs.operator_shares)
     log_lines = LogSourceLines(graphs.logs, parts)
@@ -111,9 +111,9 @@ def measure(
         is_first=not attempts or attempts[0].is_measured,
         is_last=not attempts or attempts[-1].is_measured,
     )
-    works = {log.rank: work for log in graphs.logs if (work := work_of_workers(log)) is not None}
+    workers_work = {log.rank: work for log in graphs.logs if (work := work_of_workers(log)) is not None}
     patterns = account.patterns if account else []
-    context = _context(graphs, log_lines, gpu, telemetry, patterns, works, profiler_ns)
+    context = _context(graphs, log_lines, gpu, telemetry, patterns, workers_work, profiler_ns)
     memory = memory_of(logs, telemetry)
     report(2, 5)
     ranks = _summaries(graphs, memory)
@@ -127,17 +127,21 @@ def measure(
         bandwidth=[] if graphs.window is None else bandwidth_points(graphs.window, _hosts(graphs.windows)),
     )
     report(4, 5)
-    costs = _with_workers(price_all(context, progress_counter(progress, Stage.PRICE)), graphs.logs, works)
+    costs = _with_worker_lines(
+        price_all(context, progress_counter(progress, Stage.PRICE)), graphs.logs, workers_work
+    )
     return Measurement(
         facts=replace(
-            _facts(graphs, context, costs, gpu, telemetry, aside, hang or HangFacts(), memory, works),
+            _facts(
+                graphs, context, costs, gpu, telemetry, excluded, hang or HangFacts(), memory, workers_work
+            ),
             run=run_facts(account, graphs.logs, launches or {}, log_lines, attempts),
         ),
         graphs=graphs,
         logs=recorded,
         drawn=drawn,
         notes=[*notes, *longest_steps_note(graphs.timing), *caveats(graphs, profiler_ns), *memory.notes],
-        set_aside=aside,
+        set_aside=excluded,
     )
 
 
@@ -180,7 +184,7 @@ def _context(
     gpu: GpuFacts,
     telemetry: Mapping[str, HostTelemetry],
     patterns: Sequence[StepPattern],
-    works: Mapping[int, WorkersWork],
+    workers_work: Mapping[int, WorkersWork],
     profiler_ns: float,
 ) -> Context:
     graph, logs, windows = graphs.primary, graphs.logs, graphs.windows
@@ -207,26 +211,30 @@ def _context(
         host_timed=graphs.primary_is_log,
         profiler_ns=profiler_ns,
         cores=host_cores(telemetry, logs),
-        asleep={rank: share for rank, work in works.items() if (share := work.asleep_share) is not None}
+        asleep={
+            rank: share for rank, work in workers_work.items() if (share := work.asleep_share) is not None
+        }
         | asleep_shares(logs),
     )
 
 
-def _with_workers(costs: Costs, logs: Sequence[RankLog], works: Mapping[int, WorkersWork]) -> Costs:
+def _with_worker_lines(
+    costs: Costs, logs: Sequence[RankLog], workers_work: Mapping[int, WorkersWork]
+) -> Costs:
     """The costs; those of waiting for data with the source lines of the loader's workers on the rank that waits longest."""
-    led = {}
+    updated = {}
     for path in ("shared.data", "late.data"):
         if (cost := costs.get(path)) is not None:
-            led[path] = led_by_workers(cost, _of_slowest(logs, works, cost.ranks))
-    return costs | led
+            updated[path] = led_by_workers(cost, _work_of_slowest_rank(logs, workers_work, cost.ranks))
+    return costs | updated
 
 
-def _of_slowest(
-    logs: Sequence[RankLog], works: Mapping[int, WorkersWork], ranks: Sequence[int] | None = None
+def _work_of_slowest_rank(
+    logs: Sequence[RankLog], workers_work: Mapping[int, WorkersWork], ranks: Sequence[int] | None = None
 ) -> WorkersWork | None:
     """The workers' work on the rank that waits longest for data, among ``ranks`` (None: all)."""
     waits = {rank: ms for rank, ms in data_waits_ms(logs).items() if ranks is None or rank in ranks}
-    return works.get(max(waits, key=lambda rank: waits[rank], default=-1))
+    return workers_work.get(max(waits, key=lambda rank: waits[rank], default=-1))
 
 
 def _rare_sources(graphs: Graphs, log_lines: LogSourceLines) -> list[RareSource]:
@@ -248,7 +256,7 @@ def _facts(
     set_aside: Mapping[str, int],
     hang: HangFacts,
     memory: Memory,
-    works: Mapping[int, WorkersWork],
+    workers_work: Mapping[int, WorkersWork],
 ) -> Facts:
     logs, windows, graph = graphs.logs, graphs.windows, graphs.primary
     cap_bytes = favoured_cap_bytes(context, costs)
@@ -267,7 +275,9 @@ def _facts(
         arrivals=arrival_facts(graph, costs),
         communication=communication_facts(graph, graphs.window, logs, windows, context.message.latency_us),
         buckets=replace(context.reductions, favoured_cap_bytes=cap_bytes),
-        loader=with_workers(loader_facts(logs, windows, asleep_shares(logs)), _of_slowest(logs, works)),
+        loader=with_workers(
+            loader_facts(logs, windows, asleep_shares(logs)), _work_of_slowest_rank(logs, workers_work)
+        ),
         ddp=ddp_facts(logs, windows, context.message.latency_us, context.reductions.syncs_per_step or 1.0),
         gpu=gpu,
         host=host_facts(telemetry, logs, graphs.log or graph, context.cores),

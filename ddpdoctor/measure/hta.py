@@ -50,7 +50,7 @@ def hta_results(traces: Sequence[RankTrace]) -> dict[str, Any]:
     results |= {name: [] for name in _ANALYSES}
     failures: dict[tuple[str, str], list[int]] = {}
     notes: list[str] = []
-    for rank, trace in _numbered(traces, notes):
+    for rank, trace in _with_rank_numbers(traces, notes):
         if not device_work(trace).any():
             why = "the trace has no device events, and HTA uses nothing else"
             failures.setdefault(("", why), []).append(rank)
@@ -58,7 +58,7 @@ def hta_results(traces: Sequence[RankTrace]) -> dict[str, Any]:
         # One container per rank: in HTA, one rank without data makes the analysis of all ranks fail.
         container = hta_trace({rank: trace})
         for name, analysis in _ANALYSES.items():
-            records, reason = _attempt(analysis, container, rank)
+            records, reason = _run_analysis(analysis, container, rank)
             results[name] += records
             if reason:
                 failures.setdefault((name, reason), []).append(rank)
@@ -122,7 +122,7 @@ def _quiet() -> Iterator[None]:
         own.setLevel(logging.CRITICAL)
 
 
-def _numbered(traces: Sequence[RankTrace], notes: list[str]) -> list[tuple[int, RankTrace]]:
+def _with_rank_numbers(traces: Sequence[RankTrace], notes: list[str]) -> list[tuple[int, RankTrace]]:
     """Each trace with its rank. A trace without a rank, or with a rank that is taken, gets the next free number."""
     known = {trace.meta.rank for trace in traces} - {None}
     taken: set[int] = set()
@@ -191,7 +191,7 @@ def _counterparts(correlation: NDArray[np.int64], on_device: NDArray[np.bool_]) 
     return result
 
 
-def _attempt(analysis: Callable[[Any, int], Records], container: Any, rank: int) -> tuple[Records, str]:
+def _run_analysis(analysis: Callable[[Any, int], Records], container: Any, rank: int) -> tuple[Records, str]:
     """The records, and the reason if there are none (else "")."""
     try:
         with _quiet():
@@ -277,8 +277,8 @@ def _kernel_launches(container: Any, rank: int) -> Records:
         ("device", "gpu_duration"),
         ("launch_delay", "launch_delay"),
     ):
-        record[f"{name}_median_us"] = _plain(table[column].median())
-        record[f"{name}_p95_us"] = _plain(table[column].quantile(0.95))
+        record[f"{name}_median_us"] = _python_scalar(table[column].median())
+        record[f"{name}_p95_us"] = _python_scalar(table[column].quantile(0.95))
     record["shorter_than_their_call"] = int((table["gpu_duration"] < table["cpu_duration"]).sum())
     record[f"calls_over_{_SLOW_CALL_US}_us"] = int((table["cpu_duration"] > _SLOW_CALL_US).sum())
     record[f"delays_over_{_LATE_START_US}_us"] = int((table["launch_delay"] > _LATE_START_US).sum())
@@ -288,10 +288,10 @@ def _kernel_launches(container: Any, rank: int) -> Records:
 def _records(table: Any, rank: int, columns: dict[str, str]) -> Records:
     """Rows of one of HTA's tables. ``columns`` maps ddpdoctor's names (with units) to HTA's."""
     rows = table[list(columns.values())].itertuples(index=False, name=None)
-    return [{"rank": rank} | dict(zip(columns, map(_plain, row), strict=True)) for row in rows]
+    return [{"rank": rank} | dict(zip(columns, map(_python_scalar, row), strict=True)) for row in rows]
 
 
-def _plain(value: Any) -> Any:
+def _python_scalar(value: Any) -> Any:
     """A numpy scalar as a Python one, rounded to 3 decimals; NaN and infinity as None."""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float):

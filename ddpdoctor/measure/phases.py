@@ -20,7 +20,7 @@ from ddpdoctor.measure.taxonomy import Component
 Gap = tuple[Component, Component]
 """The phases before and after the gap."""
 
-_WORDS: dict[Component, tuple[str, str]] = {
+_PHASE_NAMES: dict[Component, tuple[str, str]] = {
     Component.DATA: ("the batch", "the next batch"),
     Component.FORWARD: ("the forward pass", "the forward pass"),
     Component.BACKWARD: ("backward()", "backward()"),
@@ -32,20 +32,20 @@ _WORDS: dict[Component, tuple[str, str]] = {
 def gap_component(gap: Gap) -> Component:
     """Return the component of operators in a gap: ``loss`` if a step needs some to continue (after the forward pass, or before
     the backward pass or optimizer), else ``outside``."""
-    before, behind = gap
-    needed = before is Component.FORWARD or behind in (Component.BACKWARD, Component.OPTIMIZER)
+    before, after = gap
+    needed = before is Component.FORWARD or after in (Component.BACKWARD, Component.OPTIMIZER)
     return Component.LOSS if needed else Component.OUTSIDE
 
 
-def word_of(phase: Component) -> str:
+def phase_name(phase: Component) -> str:
     """Return the name of a phase: ``the forward pass``."""
-    return _WORDS[phase][0]
+    return _PHASE_NAMES[phase][0]
 
 
-def words_of(gap: Gap) -> str:
+def gap_description(gap: Gap) -> str:
     """Return a description of the gap: ``between optimizer.step() and the next batch``."""
-    before, behind = gap
-    return f"between {_WORDS[before][0]} and {_WORDS[behind][1]}"
+    before, after = gap
+    return f"between {_PHASE_NAMES[before][0]} and {_PHASE_NAMES[after][1]}"
 
 
 class Gaps(msgspec.Struct, frozen=True):
@@ -73,9 +73,9 @@ class Gaps(msgspec.Struct, frozen=True):
 
     def of(self, component: Component) -> Intervals:
         """Return the gaps whose operators belong to this component."""
-        return self.among([gap for gap in self.kinds if gap_component(gap) is component])
+        return self.of_kinds([gap for gap in self.kinds if gap_component(gap) is component])
 
-    def among(self, gaps: list[Gap]) -> Intervals:
+    def of_kinds(self, gaps: list[Gap]) -> Intervals:
         """Return the gaps of these kinds."""
         chosen = np.isin(self.kind, [place for place, gap in enumerate(self.kinds) if gap in gaps])
         return self.times[0][chosen], self.times[1][chosen]
@@ -105,7 +105,7 @@ def gaps_between(phases: Mapping[Component, Intervals]) -> Gaps:
     return Gaps(
         (reach[at], starts[at + 1]),
         np.array([number[pair] for pair in pairs], np.int64),
-        tuple((names[before], names[behind]) for before, behind in kinds),
+        tuple((names[before], names[after]) for before, after in kinds),
     )
 
 

@@ -79,14 +79,14 @@ class Where(CodeLine, frozen=True):
     """Number of other call paths to the line that each take a notable part of the time."""
 
     @property
-    def way(self) -> Stack:
+    def call_path(self) -> Stack:
         """The line and its callers."""
         return (self, *self.callers)
 
     @property
     def call(self) -> CodeLine:
         """The outermost of these lines that is in the training loop."""
-        return self.way[place_in_loop([line.file for line in self.way])]
+        return self.call_path[place_in_loop([line.file for line in self.call_path])]
 
     @property
     def stack(self) -> Stack:

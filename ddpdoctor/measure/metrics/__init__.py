@@ -8,10 +8,10 @@ from .buckets import bucket_facts, reducer_work
 from .charts import (
     lateness,
     lateness_ns,
-    later_ns,
     rank_summaries,
     readings,
     series,
+    signed_lateness_ns,
     telemetry_series,
     timeline,
     typical_arrival,

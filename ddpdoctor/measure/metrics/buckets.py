@@ -34,7 +34,7 @@ from ddpdoctor.trace import classify
 
 from .communication import in_marked_steps, marked_steps
 
-_AMONG = 0.1
+_MOST_COPY_SHARE = 0.1
 """Largest share of the time from the first to the last reduction of a step in which the device computes although the backward pass is
 over: buckets are copied into their gradients."""
 
@@ -95,7 +95,7 @@ def reduces_after_backward(window: Window) -> bool:
     begin = np.minimum.reduceat(window.collectives.start[order], first)[several]
     stop = np.maximum.reduceat(window.collectives.end[order], first)[several]
     shares = covered(window.compute, begin, stop) / np.maximum(stop - begin, 1)
-    return float(np.median(shares)) <= _AMONG
+    return float(np.median(shares)) <= _MOST_COPY_SHARE
 
 
 _COPIES = "torch::distributed::reducer::"
@@ -117,10 +117,10 @@ def reducer_work(logs: Sequence[RankLog], windows: Sequence[Window]) -> list[Red
     """Return the reducer's work by position of the log; None for ranks whose window has no reduction, and for jobs on devices, whose hosts
     do this concurrently."""
     by_rank = {window.rank: window for window in windows if not window.on_device}
-    return [_of_rank(log, by_rank[log.rank]) if log.rank in by_rank else None for log in logs]
+    return [_reducer_work_of_rank(log, by_rank[log.rank]) if log.rank in by_rank else None for log in logs]
 
 
-def _of_rank(log: RankLog, window: Window) -> ReducerWork | None:
+def _reducer_work_of_rank(log: RankLog, window: Window) -> ReducerWork | None:
     passes = [
         (step.start_of(event), step.start_ns + event.gradients_ready_ns, step.end_of(event))
         for step in log.steps

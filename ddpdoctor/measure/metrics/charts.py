@@ -58,10 +58,10 @@ def rank_summaries(
 def lateness_ns(group: CycleGroup) -> Array:
     """Return [N, K, R] ns by which each rank arrives later than the median rank (with two ranks: than the other one); 0 if it is earlier.
     Waiting in earlier collectives of only some of the members does not count."""
-    return np.clip(later_ns(group), 0, None)
+    return np.clip(signed_lateness_ns(group), 0, None)
 
 
-def later_ns(group: CycleGroup) -> Array:
+def signed_lateness_ns(group: CycleGroup) -> Array:
     """Return :func:`lateness_ns`, but negative if a rank is earlier."""
     own = group.arrival - _inherited_wait(group)
     later: Array = own - typical_arrival(own)
@@ -79,14 +79,14 @@ def typical_arrival(arrival: Array) -> Array:
 def _inherited_wait(group: CycleGroup) -> Array:
     """[N, K, R] ns that a rank waited in an earlier collective of only some members, behind which this one was queued. For example, if
     gradients are first reduced within a host, ranks wait there for the host's last rank."""
-    brought = np.zeros(group.arrival.shape)
+    inherited = np.zeros(group.arrival.shape)
     wait = group.wait
     for k, sync in enumerate(group.syncs):
         for j in np.unique(group.queued_after[:, k]):
             if j >= 0 and not set(sync.members) <= set(group.syncs[j].members):
                 queued = group.queued_after[:, k] == j
-                brought[:, k] = np.where(queued, wait[:, j] + brought[:, j], brought[:, k])
-    return brought
+                inherited[:, k] = np.where(queued, wait[:, j] + inherited[:, j], inherited[:, k])
+    return inherited
 
 
 def lateness(graph: Graph) -> tuple[Array, Array]:
@@ -163,7 +163,7 @@ class Tuning(msgspec.Struct, frozen=True):
 _TUNING = Tuning()
 
 
-class _Cycle(msgspec.Struct, frozen=True):
+class _DrawnCycle(msgspec.Struct, frozen=True):
     """The cycle that is drawn: the n-th of the group, from the earliest begin to the latest end of any rank."""
 
     group: CycleGroup
@@ -184,10 +184,10 @@ def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -
     # Typical in its length and in the work of each rank: a cycle may have the usual length for an unusual reason.
     group = max(graph.groups, key=lambda group: len(group.steps))
     work = group.work.sum(axis=1)
-    unlike = np.abs(work - np.median(work, axis=0)).sum(axis=2).max(axis=1)
-    n = int((np.abs(group.duration - np.median(graph.lengths_ns)) + unlike).argmin())
-    cycle = _Cycle(group, n, float(np.nanmin(group.begin[n])), float(np.nanmax(group.end[n])))
-    positions = _positions(cycle.group)
+    deviation = np.abs(work - np.median(work, axis=0)).sum(axis=2).max(axis=1)
+    n = int((np.abs(group.duration - np.median(graph.lengths_ns)) + deviation).argmin())
+    cycle = _DrawnCycle(group, n, float(np.nanmin(group.begin[n])), float(np.nanmax(group.end[n])))
+    positions = _drawn_positions(cycle.group)
     of_logs = graph.source == "step-log"
     lane = "host" if of_logs else "compute"
     # Origin of the graph's clock.
@@ -216,7 +216,7 @@ def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -
     )
 
 
-def _positions(group: CycleGroup) -> list[int]:
+def _drawn_positions(group: CycleGroup) -> list[int]:
     """Positions of the ranks that are drawn: all, or the first, the last, and those for which others wait longest."""
     world = group.arrival.shape[2]
     if world <= _TUNING.most_ranks:
@@ -227,7 +227,7 @@ def _positions(group: CycleGroup) -> list[int]:
     return sorted(fixed.union(others[: _TUNING.most_ranks - len(fixed)]))
 
 
-def _work_spans(rank: int, lane: str, sets: Mapping[str, Intervals], cycle: _Cycle) -> list[Span]:
+def _work_spans(rank: int, lane: str, sets: Mapping[str, Intervals], cycle: _DrawnCycle) -> list[Span]:
     shortest = _TUNING.shortest_share * (cycle.end - cycle.origin)
     spans = []
     for name, intervals in sets.items():
@@ -239,7 +239,7 @@ def _work_spans(rank: int, lane: str, sets: Mapping[str, Intervals], cycle: _Cyc
     return spans
 
 
-def _sync_spans(rank: int, position: int, cycle: _Cycle) -> list[Span]:
+def _sync_spans(rank: int, position: int, cycle: _DrawnCycle) -> list[Span]:
     """The bars of a rank's collectives: waiting for others, then transfer."""
     group, n = cycle.group, cycle.n
     spans = []

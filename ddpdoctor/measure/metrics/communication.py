@@ -62,16 +62,16 @@ def communication_facts(
     them, over the whole run. ``latency_us`` is the result of :func:`message_cost`.
     """
     shown = graph if window_graph is None else window_graph
-    logs_speak = graph is not window_graph and graph.matched > 0
-    matched = graph if logs_speak else shown
+    use_logs = graph is not window_graph and graph.matched > 0
+    matched = graph if use_logs else shown
     wait_ms, exposed_ms, _ = wait_and_transfer_ms(matched)
     total_ms = wait_and_transfer_ms(shown)[2]
     # If the window's total transfer is less than the run's exposed transfer, the window does not show how much is hidden.
-    tells = not (logs_speak and total_ms is not None and total_ms < (exposed_ms or 0.0))
+    window_shows_hidden = not (use_logs and total_ms is not None and total_ms < (exposed_ms or 0.0))
     hosts = [rank.host for rank in (logs if window_graph is None else windows)]
     median_bus, best_bus = large_bus_gb_per_s(bandwidth_points(shown, hosts))
     bytes_per_step = _bytes_per_step(windows)
-    if logs_speak and not bytes_per_step:
+    if use_logs and not bytes_per_step:
         # From the sizes in the step logs, if any is known.
         sums = [float(np.nansum(group.message_bytes)) for group in graph.groups]
         bytes_per_step = sum(sums) / max(graph.cycles, 1) or None
@@ -83,9 +83,9 @@ def communication_facts(
     return CommunicationFacts(
         wait_ms=wait_ms,
         transfer_ms=exposed_ms,
-        total_transfer_ms=total_ms if tells else None,
+        total_transfer_ms=total_ms if window_shows_hidden else None,
         exposed_ms=_exposed_ms(windows),
-        hidden_share=_hidden_share(windows) if tells else None,
+        hidden_share=_hidden_share(windows) if window_shows_hidden else None,
         bytes_per_step=bytes_per_step,
         sharded_share=_sharded_share(windows),
         collectives_per_step=float(np.median(counts)) / marked_steps(windows) if counts else None,
@@ -211,7 +211,7 @@ def message_cost(graph: Graph, hosts: Sequence[str]) -> MessageCost:
     position."""
     reductions = [of for of in transfers(graph, hosts) if of.operation == "allreduce"]
     gradients_ns = [of.ns if of.kind == SyncKind.GRADIENTS else 0.0 for of in reductions]
-    reductions = of_longest(reductions, gradients_ns)
+    reductions = of_longest_kind(reductions, gradients_ns)
     if len(reductions) < _FEWEST_MESSAGES:
         return MessageCost()
     latency_ns, rate = latency_and_rate(
@@ -285,25 +285,25 @@ def bandwidth_points(graph: Graph, hosts: Sequence[str]) -> list[BandwidthPoint]
     classes: dict[tuple[str, int, int, int], list[Transfer]] = defaultdict(list)
     for of in transfers(graph, hosts):
         classes[of.operation, of.ranks, of.hosts, int(np.log2(of.bytes))].append(of)
-    return [_point(alike) for _, alike in sorted(classes.items())]
+    return [_point(same_class) for _, same_class in sorted(classes.items())]
 
 
-def _point(alike: list[Transfer]) -> BandwidthPoint:
-    first = alike[0]
-    size = float(np.median([transfer.bytes for transfer in alike]))
-    taken_ns = float(np.median([transfer.ns for transfer in alike]))
+def _point(same_class: list[Transfer]) -> BandwidthPoint:
+    first = same_class[0]
+    size = float(np.median([transfer.bytes for transfer in same_class]))
+    taken_ns = float(np.median([transfer.ns for transfer in same_class]))
     return BandwidthPoint(
         operation=first.operation,
         ranks=first.ranks,
         hosts=first.hosts,
         bytes=size,
-        count=len(alike),
+        count=len(same_class),
         transfer_ms=taken_ns / 1e6,
         bus_gb_per_s=size / taken_ns * bus_factor(first.operation, first.ranks),
     )
 
 
-def of_longest(of_groups: Sequence[_Of], spent: Sequence[float]) -> list[_Of]:
+def of_longest_kind(of_groups: Sequence[_Of], spent: Sequence[float]) -> list[_Of]:
     """Return the transfers or points of the kind of process group (ranks, hosts) in which most time is ``spent``."""
     sums: dict[tuple[int, int], float] = defaultdict(float)
     for of, time in zip(of_groups, spent, strict=True):
@@ -339,7 +339,7 @@ def large_bus_gb_per_s(points: list[BandwidthPoint]) -> tuple[float | None, floa
     """Return the bus bandwidth of the size class of at least 1 MiB with the longest total transfer, and the best bandwidth of classes of at
     most its size, both in the kind of process group (ranks, hosts) with the longest total transfer. Larger messages are no reference,
     because on fast links bandwidth still grows far beyond 1 MiB."""
-    points = of_longest(points, [point.count * point.transfer_ms for point in points])
+    points = of_longest_kind(points, [point.count * point.transfer_ms for point in points])
     large = [point for point in points if point.bytes >= _LARGE_BYTES]
     longest = max(large, key=lambda point: point.count * point.transfer_ms, default=None)
     most_bytes = math.inf if longest is None else longest.bytes
@@ -351,24 +351,24 @@ Members = tuple[int, ...]
 """Positions of a process group's ranks."""
 Place = tuple[int, int]
 """(n, count): the n-th of its group's collectives in a cycle."""
-Alike = tuple[str, float | Place, int, int]
+TransferKind = tuple[str, float | Place, int, int]
 """Operation, bytes (or the place, if these are unknown), ranks, hosts. Groups for which all four are equal make the same transfer."""
 
 
 class LinkTuning(msgspec.Struct, frozen=True):
     """When a group's transfers are slower than those of corresponding groups."""
 
-    slower: float = 1.5
+    slow_ratio: float = 1.5
     """Multiple of the other groups' median transfer. Links of one kind differ by a few per cent, a link that was negotiated at half
     its width or rate by a factor of two."""
-    fewest: int = 3
+    fewest_transfers: int = 3
     """Fewest transfers of a group in a size class. An outlier among two would be half of the median."""
-    mostly: float = 0.5
+    slow_place_share: float = 0.5
     """Share of the places at which a group without known sizes must be slower."""
-    as_much: float = 1.1
+    compute_ratio: float = 1.1
     """Largest ratio of computation times of groups that compute the same. Throttled devices and other stages of a model differ by more."""
     quantile: float = 0.25
-    """The lower quantile of a group's transfers must exceed ``slower`` times the others' median, and the group's median must exceed the
+    """The lower quantile of a group's transfers must exceed ``slow_ratio`` times the others' median, and the group's median must exceed the
     upper quantile of each normal group."""
 
 
@@ -379,20 +379,22 @@ def slow_link_ranks(graph: Graph, hosts: Sequence[str]) -> list[int] | None:
     """Return the ranks (numbers) of groups whose transfers are persistently slower than those of comparable groups; ``hosts`` by position.
     If ranks are in several slow groups (such as in both dimensions of a mesh), only the ranks in the most of them are returned. Empty if
     no group is slower; None if no groups are comparable."""
-    several = {sync.members for group in graph.groups for sync in group.syncs if len(sync.members) > 1}
-    if len(several) < 2:
+    member_sets = {sync.members for group in graph.groups for sync in group.syncs if len(sync.members) > 1}
+    if len(member_sets) < 2:
         return None
     compared = False
     slow_groups: set[Members] = set()
     places, slow_places = Counter[Members](), Counter[Members]()
     computed_ns = _computed_ns(graph)
-    for (_, size, _, _), groups in _transfers_of_like_groups(graph, hosts).items():
-        known = {members: np.array(ns) for members, ns in groups.items() if len(ns) >= _LINKS.fewest}
+    for (_, size, _, _), groups in _transfers_by_kind(graph, hosts).items():
+        known = {
+            members: np.array(ns) for members, ns in groups.items() if len(ns) >= _LINKS.fewest_transfers
+        }
         # Skip groups with a common rank: they may share its link.
         if len(known) < 2 or len(set().union(*known)) < sum(map(len, known)):
             continue
         computed = [float(np.median(computed_ns[list(members)])) for members in known]
-        replicas = 0 < max(computed) <= _LINKS.as_much * min(computed)
+        replicas = 0 < max(computed) <= _LINKS.compute_ratio * min(computed)
         if isinstance(size, tuple) and not replicas:
             continue
         compared = True
@@ -405,7 +407,9 @@ def slow_link_ranks(graph: Graph, hosts: Sequence[str]) -> list[int] | None:
     if not compared:
         return None
     # A slow link slows down all transfers over it. At a single place a group may send other messages, which is not visible without sizes.
-    slow_groups.update(of for of, slower in slow_places.items() if slower > _LINKS.mostly * places[of])
+    slow_groups.update(
+        of for of, count in slow_places.items() if count > _LINKS.slow_place_share * places[of]
+    )
     times_slow = Counter(position for members in slow_groups for position in members)
     most = max(times_slow.values(), default=0)
     return sorted(graph.ranks[position] for position, times in times_slow.items() if times == most)
@@ -425,7 +429,7 @@ def _slower_than_others(groups: Mapping[Members, Array]) -> Iterator[Members]:
     """Groups that are slower than the others in most of their transfers, and than most transfers of each group that is not slow."""
     for members, own_ns in groups.items():
         others = [other_ns for other, other_ns in groups.items() if other != members]
-        slow_ns = _LINKS.slower * float(np.median([np.median(other_ns) for other_ns in others]))
+        slow_ns = _LINKS.slow_ratio * float(np.median([np.median(other_ns) for other_ns in others]))
         if np.quantile(own_ns, _LINKS.quantile) <= slow_ns:
             continue
         usual = [other_ns for other_ns in others if np.median(other_ns) <= slow_ns]
@@ -433,9 +437,9 @@ def _slower_than_others(groups: Mapping[Members, Array]) -> Iterator[Members]:
             yield members
 
 
-def _transfers_of_like_groups(graph: Graph, hosts: Sequence[str]) -> dict[Alike, dict[Members, list[float]]]:
+def _transfers_by_kind(graph: Graph, hosts: Sequence[str]) -> dict[TransferKind, dict[Members, list[float]]]:
     """Transfer times in ns of each process group, by kind of transfer."""
-    alike: dict[Alike, dict[Members, list[float]]] = defaultdict(lambda: defaultdict(list))
+    alike: dict[TransferKind, dict[Members, list[float]]] = defaultdict(lambda: defaultdict(list))
     for group in graph.groups:
         places: dict[Members, list[int]] = defaultdict(list)
         for k, sync in enumerate(group.syncs):

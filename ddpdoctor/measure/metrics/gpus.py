@@ -18,7 +18,7 @@ from ddpdoctor.measure.window import Window, event_union, in_steps, launched_ins
 from ddpdoctor.trace import classify
 
 from .communication import communicating
-from .hosts import during, mean, most, readings, steps_time, within
+from .hosts import during, largest, mean, readings, time_of_steps, within
 
 _FAULTS = frozenset(("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"))
 """Clock-event reasons due to heat or the power supply (NVML, nvmlClocksEventReasons)."""
@@ -39,7 +39,7 @@ healthy"). All others, such as 48, 63, 64, 69, 74, 79, 94, 95, 119 and 140, are 
 (https://docs.nvidia.com/deploy/xid-errors/)."""
 
 
-class _Slowed(NamedTuple):
+class _LoweredClocks(NamedTuple):
     """The samples of a GPU in which its clocks were lowered."""
 
     share: float
@@ -54,9 +54,9 @@ class _Gpu(msgspec.Struct, frozen=True):
     sm_clock_mhz: float | None
     temperature_celsius: float | None
     """The highest reading."""
-    slowed: _Slowed
+    slowed: _LoweredClocks
     """For any reason."""
-    faulty: _Slowed
+    faulty: _LoweredClocks
     """For reasons due to heat or the power supply."""
     pcie_width: float
     """The largest reading, because an idle GPU narrows its link to save power. NaN if unknown."""
@@ -64,11 +64,11 @@ class _Gpu(msgspec.Struct, frozen=True):
     problems: list[str]
 
 
-def _readings_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> GpuFacts:
+def _nvml_facts(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> GpuFacts:
     """Facts from NVML's readings of the ranks' GPUs; all None without readings."""
-    spans = {name: steps_time([log for log in logs if log.host == name]) for name in hosts}
+    spans = {name: time_of_steps([log for log in logs if log.host == name]) for name in hosts}
     placed = rank_gpus(logs, hosts).items()
-    gpus = [_read(rank, hosts[host], index, spans[host]) for rank, (host, index) in placed]
+    gpus = [_read_gpu(rank, hosts[host], index, spans[host]) for rank, (host, index) in placed]
     if not gpus:
         return GpuFacts()
     used = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
@@ -153,41 +153,43 @@ def _same_gpu(gpu: dict[str, Any], info: dict[str, Any]) -> bool:
     )
 
 
-def _read(rank: int, host: HostTelemetry, index: int, span: Intervals | None) -> _Gpu:
+def _read_gpu(rank: int, host: HostTelemetry, index: int, span: Intervals | None) -> _Gpu:
     """The readings of one GPU; means and shares are over the time of the steps."""
     used, whole = memory_of_gpu(host, index)
     reasons = host.gpu_values(index, "throttle_reasons")
-    width = most(host.gpu_column(index, "pcie_width"))
+    width = largest(host.gpu_column(index, "pcie_width"))
     return _Gpu(
         rank,
         utilization_percent=mean(during(host.gpu_column(index, "gpu_utilization_percent"), span)),
         memory_used_share=used / whole if whole and used is not None else None,
         sm_clock_mhz=mean(during(host.gpu_column(index, "sm_clock_mhz"), span)),
-        temperature_celsius=most(host.gpu_column(index, "temperature_celsius")),
+        temperature_celsius=largest(host.gpu_column(index, "temperature_celsius")),
         slowed=_with_reasons(_SLOWDOWNS, *reasons, span),
         faulty=_with_reasons(_FAULTS, *reasons, span),
         pcie_width=np.nan if width is None else width,
-        pcie_width_max=float(_static(host, index).get("pcie_width_max") or np.nan),
+        pcie_width_max=float(_static_info(host, index).get("pcie_width_max") or np.nan),
         problems=_problems(host, index),
     )
 
 
-def _static(host: HostTelemetry, index: int) -> dict[str, Any]:
+def _static_info(host: HostTelemetry, index: int) -> dict[str, Any]:
     return next((gpu for gpu in host.gpus if gpu.get("index") == index), {})
 
 
 def memory_of_gpu(host: HostTelemetry, index: int) -> tuple[float | None, float | None]:
     """Return peak and total memory of the GPU with this NVML index, bytes; None if not read."""
-    whole = _static(host, index).get("memory_total_bytes")
-    return most(host.gpu_column(index, "memory_used_bytes")), float(whole) if whole else None
+    whole = _static_info(host, index).get("memory_total_bytes")
+    return largest(host.gpu_column(index, "memory_used_bytes")), float(whole) if whole else None
 
 
-def _with_reasons(chosen: frozenset[str], times: Ints, samples: list[Any], span: Intervals | None) -> _Slowed:
+def _with_reasons(
+    chosen: frozenset[str], times: Ints, samples: list[Any], span: Intervals | None
+) -> _LoweredClocks:
     """The samples in ``span`` with any of the ``chosen`` reasons."""
     inside = [samples[place] for place in np.flatnonzero(within(times, span)).tolist()]
     known = [chosen.intersection(sample) for sample in inside if isinstance(sample, list)]
     slowed = [reasons for reasons in known if reasons]
-    return _Slowed(len(slowed) / len(known) if known else 0.0, frozenset().union(*slowed))
+    return _LoweredClocks(len(slowed) / len(known) if known else 0.0, frozenset().union(*slowed))
 
 
 def _problems(host: HostTelemetry, index: int) -> list[str]:
@@ -223,16 +225,18 @@ _TENSOR = (
 that only tensor cores multiply."""
 
 
-def _numbers_of(window: Window, stretched: float) -> dict[str, float | None]:
-    """Facts by name from the window of one rank with a device. ``stretched``: see :func:`gpu_facts`. Kernels of collectives do not count
-    as computation."""
+def _window_facts(window: Window, profiled_ratio: float) -> dict[str, float | None]:
+    """Facts by name from the window of one rank with a device. ``profiled_ratio``: see :func:`gpu_facts`. Kernels of collectives do not
+    count as computation."""
     trace, steps = window.trace, max(len(window.steps), 1)
     span_ns = max(window.span[1] - window.span[0], 1)
     own = in_steps(window)
     compute = own & trace.category_mask("kernel") & ~classify.communication_kernels(trace)
-    matmul = compute & trace.name_mask(lambda name: _has(name, _MATMUL) and not _has(name, _OTHER_CUDNN))
-    tensor = matmul & trace.name_mask(lambda name: _has(name.lower(), _TENSOR))
-    layout = compute & trace.name_mask(lambda name: _has(name, _LAYOUT))
+    matmul = compute & trace.name_mask(
+        lambda name: _contains_any(name, _MATMUL) and not _contains_any(name, _OTHER_CUDNN)
+    )
+    tensor = matmul & trace.name_mask(lambda name: _contains_any(name.lower(), _TENSOR))
+    layout = compute & trace.name_mask(lambda name: _contains_any(name, _LAYOUT))
     count, compute_ns, matmul_ns, tensor_ns, layout_ns = (
         int(compute.sum()),
         *(float(trace.duration_ns[rows].sum()) for rows in (compute, matmul, tensor, layout)),
@@ -241,8 +245,8 @@ def _numbers_of(window: Window, stretched: float) -> dict[str, float | None]:
     of_optimizer = float((compute & launched_inside(trace, stepping)).sum()) / max(count, 1)
     busy = union_of(window.compute, communicating(window))
     return {
-        "busy_share": min(1.0, stretched * total(window.compute) / span_ns),
-        "idle_share": 1.0 - min(1.0, stretched * min(1.0, float(covered(busy, *window.span)) / span_ns)),
+        "busy_share": min(1.0, profiled_ratio * total(window.compute) / span_ns),
+        "idle_share": 1.0 - min(1.0, profiled_ratio * min(1.0, float(covered(busy, *window.span)) / span_ns)),
         "kernels_per_step": count / steps,
         "optimizer_kernels_share": of_optimizer if stepping.any() else None,
         "median_kernel_us": float(np.median(trace.duration_ns[compute])) / 1e3 if count else None,
@@ -253,7 +257,7 @@ def _numbers_of(window: Window, stretched: float) -> dict[str, float | None]:
     }
 
 
-def _has(name: str, parts: Sequence[str]) -> bool:
+def _contains_any(name: str, parts: Sequence[str]) -> bool:
     return any(part in name for part in parts)
 
 
@@ -278,14 +282,14 @@ def gpu_facts(
     windows: Sequence[Window],
     logs: Sequence[RankLog],
     hosts: Mapping[str, HostTelemetry],
-    stretched: float = 1.0,
+    profiled_ratio: float = 1.0,
 ) -> GpuFacts:
-    """Return the facts about devices: their work in the windows (median rank), and their clocks, memory, links and errors. ``stretched``:
-    length of a profiled step / length of an unprofiled step."""
+    """Return the facts about devices: their work in the windows (median rank), and their clocks, memory, links and errors.
+    ``profiled_ratio``: length of a profiled step / length of an unprofiled step."""
     on_device = [window for window in windows if window.on_device]
-    ranks = [_numbers_of(window, stretched) for window in on_device]
+    ranks = [_window_facts(window, profiled_ratio) for window in on_device]
     return replace(
-        _readings_of(logs, hosts),
+        _nvml_facts(logs, hosts),
         **{name: _median([rank.get(name) for rank in ranks]) for name in {*chain(*ranks)}},
         compute_capability=min(map(float, _capabilities(on_device)), default=None),
         shared_ranks=_shared_ranks(on_device, logs),

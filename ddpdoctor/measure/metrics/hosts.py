@@ -23,7 +23,7 @@ from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, disturbed
 from ddpdoctor.measure.telemetry import Column, HostTelemetry
 
 
-def steps_time(logs: Sequence[RankLog]) -> Intervals | None:
+def time_of_steps(logs: Sequence[RankLog]) -> Intervals | None:
     """Return when the steps after the warm-up ran in one host's logs, epoch ns by the host's wall clock; None without steps. Steps in which
     opening, closing or saving the profiler took a second or more are excluded."""
     steps = [step for log in logs for step in log.steps[WARM_UP_STEPS:]]
@@ -60,7 +60,7 @@ def mean(column: Column) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-def most(column: Column) -> float | None:
+def largest(column: Column) -> float | None:
     """Return the largest reading; None without readings."""
     values = readings(column)
     return float(values.max()) if len(values) else None
@@ -96,13 +96,13 @@ class Cores(msgspec.Struct, frozen=True):
 def host_cores(hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog]) -> Cores | None:
     """Return the cores of the host with the smallest share of idle cores; None without telemetry while the steps ran."""
     names = [name for name in dict.fromkeys(log.host for log in logs) if name in hosts]
-    found = [_of_host(hosts[name], [log for log in logs if log.host == name]) for name in names]
+    found = [_cores_of_host(hosts[name], [log for log in logs if log.host == name]) for name in names]
     known = [cores for cores in found if cores is not None]
     return max(known, key=lambda cores: cores.shortest_step(1.0), default=None)
 
 
-def _of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:
-    read, span = _read(host, logs), steps_time(logs)
+def _cores_of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:
+    read, span = _host_readings(host, logs), time_of_steps(logs)
     if span is None or not read.cores or read.cpu_percent is None:
         return None
     of_ranks = [mean(during(host.rank_column(log.rank, "cpu_percent"), span)) for log in logs]
@@ -140,7 +140,9 @@ def host_facts(
 ) -> HostFacts:
     """Return the facts about hosts. From telemetry: cores of the busiest host, memory of the host that swaps most, I/O wait of the host
     that waits most. From the step logs: run delay and threads of the ranks."""
-    read = {name: _read(host, [log for log in logs if log.host == name]) for name, host in hosts.items()}
+    read = {
+        name: _host_readings(host, [log for log in logs if log.host == name]) for name, host in hosts.items()
+    }
     nothing = HostFacts()
     fullest = max(
         read.values(), key=lambda of: (of.swap_bytes_per_s or 0, of.memory_used_share or 0), default=nothing
@@ -172,9 +174,9 @@ def host_facts(
     )
 
 
-def _read(host: HostTelemetry, logs: Sequence[RankLog]) -> HostFacts:
+def _host_readings(host: HostTelemetry, logs: Sequence[RankLog]) -> HostFacts:
     """Facts of one host, means while the steps of its ranks (``logs``) ran."""
-    stated, span = host.header.get("host_facts") or {}, steps_time(logs)
+    stated, span = host.header.get("host_facts") or {}, time_of_steps(logs)
 
     def mean_of(field: str) -> float | None:
         return mean(during(host.host_column(field), span))

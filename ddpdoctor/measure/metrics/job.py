@@ -149,12 +149,12 @@ def _search_ms(windows: Sequence[Window], latency_us: float | None, searches: fl
     ``latency_us`` with the used parameters. On a device the message is sent concurrently and does not count; the traversal counts to the
     extent that the device's work does not hide it, or fully if the host limits the step. None if no window has a search."""
     per_search_ns = [
-        spent_ns for window in windows if (spent_ns := _of_one_search_ns(window, latency_us)) is not None
+        spent_ns for window in windows if (spent_ns := _one_search_ns(window, latency_us)) is not None
     ]
     return searches * float(np.median(per_search_ns)) / 1e6 if per_search_ns else None
 
 
-def _of_one_search_ns(window: Window, latency_us: float | None) -> float | None:
+def _one_search_ns(window: Window, latency_us: float | None) -> float | None:
     """ns that one search costs a rank; None if its window has none."""
     trace = window.trace
     own = trace.category_mask("cpu_op") & (trace.lane == main_lane(trace))
@@ -175,8 +175,8 @@ def _of_one_search_ns(window: Window, latency_us: float | None) -> float | None:
 
 def searches_unused(windows: Sequence[Window]) -> bool | None:
     """Return whether DDP searches unused parameters in the windows; None if they show no forward pass of DDP."""
-    telling = [window.trace for window in windows if len(window.forwards)]
-    return any(bool(trace.name_mask(_is_search).any()) for trace in telling) if telling else None
+    traces = [window.trace for window in windows if len(window.forwards)]
+    return any(bool(trace.name_mask(_is_search).any()) for trace in traces) if traces else None
 
 
 def _is_search(name: str) -> bool:
@@ -213,8 +213,8 @@ def _job_of_logs(logs: Sequence[RankLog]) -> JobFacts:
         "hosts": len({log.host for log in logs if log.host}) or None,
         "device": str(device).split(":")[0] if device else None,
         "is_ddp": True if any(log.has_ddp for log in logs) else without,
-        "debugging_variables": _set_to(infos, _DEBUGGING | (_DEBUGGING_NCCL if uses_nccl else {})),
-        "disabled_paths": _set_to(infos, _disabling(logs) if uses_nccl else {}),
+        "debugging_variables": _variables_set_to(infos, _DEBUGGING | (_DEBUGGING_NCCL if uses_nccl else {})),
+        "disabled_paths": _variables_set_to(infos, _disabling_variables(logs) if uses_nccl else {}),
     }
     return JobFacts(**known)
 
@@ -230,7 +230,7 @@ _BETWEEN_HOSTS = {"NCCL_IB_DISABLE": "1", "NCCL_NET": "SOCKET"}
 _WITHIN_A_HOST = {"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "LOC", "NCCL_SHM_DISABLE": "1"}
 
 
-def _disabling(logs: Sequence[RankLog]) -> dict[str, str]:
+def _disabling_variables(logs: Sequence[RankLog]) -> dict[str, str]:
     """Values of variables that disable NCCL's fast paths between hosts or within a host, if the job has several hosts, or several ranks
     on a host."""
     ranks = Counter(log.host for log in logs)
@@ -238,7 +238,7 @@ def _disabling(logs: Sequence[RankLog]) -> dict[str, str]:
     return between | (_WITHIN_A_HOST if max(ranks.values()) > 1 else {})
 
 
-def _set_to(infos: Sequence[Mapping[str, Any]], values: Mapping[str, str]) -> list[str] | None:
+def _variables_set_to(infos: Sequence[Mapping[str, Any]], values: Mapping[str, str]) -> list[str] | None:
     """The ``values`` that are set in any rank's recorded environment, as NAME=value; None if no environment was recorded."""
     recorded = [env for info in infos if isinstance(env := info.get("environment"), dict)]
     found = {

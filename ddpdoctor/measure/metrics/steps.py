@@ -175,13 +175,13 @@ def _waited_for(group: CycleGroup, k: int, rank: NDArray[np.int64]) -> NDArray[n
 class Tuning(msgspec.Struct, frozen=True):
     """When long steps get a note."""
 
-    apart: float = 1.1
+    note_ratio: float = 1.1
     """Ratio of mean to median above which there is a note if a few steps cause most of the difference."""
-    slow: float = 1.5
-    """Ratio of mean to median above which there is always a note."""
-    few: int = 100
+    tail_note_ratio: float = 1.5
+    """Ratio of mean to median above which there is a note if the mean also exceeds the 95th percentile."""
+    steps_per_few: int = 100
     """A few steps are one in this many."""
-    always_few: int = 3
+    least_few: int = 3
     """Or at least this many. The note names as many."""
 
 
@@ -221,8 +221,8 @@ def step_facts(
         batch_size=float(np.median(samples)) / max(micro_batches or 1.0, 1.0)
         if samples is not None
         else None,
-        batch_size_most=_most(samples),
-        input_most=_most(_means(graph, [steps.elements for steps in graph.steps])),
+        batch_size_most=_largest_ratio(samples),
+        input_most=_largest_ratio(_means(graph, [steps.elements for steps in graph.steps])),
         micro_batches=micro_batches,
         input_explains=input_explains,
         marked=any(len(steps.steps) for steps in graph.steps),
@@ -236,16 +236,18 @@ def longest_steps_note(graph: Graph) -> list[str]:
         return []
     lengths_ns = graph.lengths_ns
     mean_ns, median_ns = float(lengths_ns.mean()), float(np.median(lengths_ns))
-    beyond_ns = np.sort(np.maximum(lengths_ns - median_ns, 0.0))
-    few = max(_TUNING.always_few, len(beyond_ns) // _TUNING.few)
-    of_few_ns = float(beyond_ns[-few:].sum())
-    apart = mean_ns > _TUNING.apart * median_ns and of_few_ns > beyond_ns.sum() / 2
-    if not apart and mean_ns <= max(float(np.quantile(lengths_ns, 0.95)), _TUNING.slow * median_ns):
+    excess_ns = np.sort(np.maximum(lengths_ns - median_ns, 0.0))
+    few = max(_TUNING.least_few, len(excess_ns) // _TUNING.steps_per_few)
+    few_excess_ns = float(excess_ns[-few:].sum())
+    few_matter = mean_ns > _TUNING.note_ratio * median_ns and few_excess_ns > excess_ns.sum() / 2
+    if not few_matter and mean_ns <= max(
+        float(np.quantile(lengths_ns, 0.95)), _TUNING.tail_note_ratio * median_ns
+    ):
         return []
-    order = np.argsort(-lengths_ns, kind="stable")[: _TUNING.always_few]
-    order = order[lengths_ns[order] > _TUNING.apart * median_ns]
+    order = np.argsort(-lengths_ns, kind="stable")[: _TUNING.least_few]
+    order = order[lengths_ns[order] > _TUNING.note_ratio * median_ns]
     longest = ", ".join(f"{graph.numbers[i]} ({format_duration(float(lengths_ns[i]))})" for i in order)
-    most = "most" if lengths_ns.sum() < 2 * of_few_ns else "much"
+    most = "most" if lengths_ns.sum() < 2 * few_excess_ns else "much"
     steps = "The longest are" if len(order) > 1 else "The longest is"
     return [f"A few steps take {most} of the time. {steps} {longest}."]
 
@@ -262,7 +264,7 @@ def _means(graph: Graph, amounts: Sequence[Array | None]) -> Array | None:
     )
 
 
-def _most(amounts: Array | None) -> float | None:
+def _largest_ratio(amounts: Array | None) -> float | None:
     """Largest amount of a rank / median of the other ranks."""
     if amounts is None or len(amounts) < 2 or not np.median(amounts):
         return None
@@ -285,14 +287,14 @@ def window_cost(logs: Sequence[RankLog], usual_ms: float | None) -> WindowCost |
         return None
     # The profiler's kernels and threads end in the step after the one that opens, closes or saves it.
     around = {n + later for n in everywhere if marks[n].intersection(AROUND_WINDOW) for later in (0, 1)}
-    stopped = {n + later for n in everywhere if SUSPENDED in marks[n] for later in (0, 1)}
-    touched = around.intersection(everywhere).union(inside) - stopped
+    suspended = {n + later for n in everywhere if SUSPENDED in marks[n] for later in (0, 1)}
+    affected = around.intersection(everywhere).union(inside) - suspended
     captures = [n for n in everywhere if n > inside[-1] and OPENED in marks[n]]
-    touched = {n for n in touched if not captures or n < captures[0]}
+    affected = {n for n in affected if not captures or n < captures[0]}
     quiet = [n for n in inside if OPENED not in marks[n]] or inside
     return WindowCost(
         first=inside[0],
         last=inside[-1],
         step_ms=float(np.median([length[n] for n in quiet])),
-        extra_ms=max(0.0, sum(length[n] - usual_ms for n in touched)),
+        extra_ms=max(0.0, sum(length[n] - usual_ms for n in affected)),
     )

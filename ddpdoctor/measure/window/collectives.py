@@ -73,7 +73,7 @@ _SMALL_BYTES = 1 << 20
 """Largest reduction that may be a script's own. Losses and metrics are kilobytes; DDP's first bucket, its smallest, has 1 MiB."""
 _BARRIER_BYTES = 8
 """Largest allreduce that may be a barrier. NCCL has no barrier, so torch uses an allreduce of a single element."""
-_BETWEEN_RANKS = ("alltoall", "sendrecv", "send", "recv")
+_MODEL_OPERATIONS = ("alltoall", "sendrecv", "send", "recv")
 """Operations that DDP does not use, so that they are the model's own."""
 
 
@@ -94,7 +94,7 @@ def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collec
     # NCCL runs an all-to-all as one SendRecv kernel, so only metadata shows that a kernel is a true point-to-point operation.
     point = [op == "sendrecv" and entry >= 0 for op, entry in zip(operation, entries, strict=True)]
     # Used as ``ready`` without a launch: the end of the last kernel that finished before the collective started.
-    ends = np.sort(trace.end_ns[_computes(trace)])
+    ends = np.sort(trace.end_ns[_computation_mask(trace)])
     over = np.searchsorted(ends, start, side="right")
     computed = np.where(over > 0, np.append(ends, 0)[over - 1], start)
     return Collectives(
@@ -103,7 +103,7 @@ def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collec
         issued=at,
         launch_known=call >= 0,
         operation=operation,
-        group=[trace.names[said] if said >= 0 else "" for said in groups],
+        group=[trace.names[name_id] if name_id >= 0 else "" for name_id in groups],
         group_size=np.array([table.group_size[m] if m >= 0 else -1 for m in entries], np.int64),
         sequence=np.array([table.sequence[m] if m >= 0 else -1 for m in entries], np.int64),
         bytes=size,
@@ -115,8 +115,8 @@ def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collec
 
 
 def _operation(trace: RankTrace, row: int, entry: int) -> str:
-    said = trace.collectives.operation[entry] if entry >= 0 else -1
-    names = [trace.names[said]] if said >= 0 else []
+    name_id = trace.collectives.operation[entry] if entry >= 0 else -1
+    names = [trace.names[name_id]] if name_id >= 0 else []
     operations = map(classify.communication_operation, [*names, trace.name_of(row)])
     return next((operation for operation in operations if operation), "unknown")
 
@@ -134,7 +134,7 @@ def _bytes(trace: RankTrace, entry: int) -> float:
 
 def _ready(trace: RankTrace, issued: Ints, start: Ints) -> Ints:
     """[M] when each collective was issued and the computation that was launched before it (its stream waits for that) was done."""
-    rows = np.flatnonzero(_computes(trace))
+    rows = np.flatnonzero(_computation_mask(trace))
     calls = launches(trace, rows)
     rows, calls = rows[calls >= 0], calls[calls >= 0]
     order = np.argsort(trace.start_ns[calls], kind="stable")
@@ -147,7 +147,7 @@ def _ready(trace: RankTrace, issued: Ints, start: Ints) -> Ints:
     return ready
 
 
-def _computes(trace: RankTrace) -> Mask:
+def _computation_mask(trace: RankTrace) -> Mask:
     return trace.category_mask("kernel", "gpu_memset") & ~classify.communication_kernels(trace)
 
 
@@ -160,7 +160,7 @@ def _kinds(
     in_forward = holds(union(trace.start_ns[forward], trace.end_ns[forward]), at)
     on_main = (call >= 0) & (trace.lane[call] == main)
     by_script = on_main & (size <= _SMALL_BYTES) if forward.any() else np.zeros(len(size), bool)
-    a_layers = _inside_layers(trace, call, at)
+    by_layer = _inside_layers(trace, call, at)
     kinds: list[SyncKind] = []
     for i, op in enumerate(operation):
         if op == "barrier":
@@ -169,7 +169,7 @@ def _kinds(
             kinds.append(SyncKind.COLLECTIVE)
         elif op == "broadcast" and in_forward[i]:
             kinds.append(SyncKind.BROADCAST)
-        elif op in _BETWEEN_RANKS or in_forward[i] or (op == "allreduce" and a_layers[i]):
+        elif op in _MODEL_OPERATIONS or in_forward[i] or (op == "allreduce" and by_layer[i]):
             kinds.append(SyncKind.MODEL)
         else:
             kinds.append(SyncKind.COLLECTIVE if by_script[i] else SyncKind.GRADIENTS)
@@ -196,10 +196,10 @@ def _inside_layers(trace: RankTrace, call: Ints, at: Ints) -> Mask:
 _ENGINE_GAP_NS = 1_000_000
 """Longest gap between two functions of the engine in which a bucket's reduction is issued. Usual gaps are microseconds."""
 
-_AT_ONCE_NS = 2_000_000
+_MOST_IDLE_NS = 2_000_000
 """Idle time of Gloo's threads from a call to a run, beyond which the run belongs to another, unrecorded call. An idle thread starts work
 within tens of microseconds, on a busy host when it gets a CPU."""
-_LONGER = 10.0
+_MOST_IDLE_RATIO = 10.0
 """The same as a multiple of the median idle time; the larger limit applies."""
 
 
@@ -210,7 +210,7 @@ def collectives_of_gloo(trace: RankTrace) -> Collectives:
     runs = np.flatnonzero(annotated & trace.name_mask(classify.is_gloo))
     runs = runs[np.argsort(trace.start_ns[runs], kind="stable")]
     operation = [_gloo_operation(trace, int(row)) or "unknown" for row in runs]
-    start = _issued(trace, runs, operation)
+    start = _issue_times(trace, runs, operation)
     unknown, count = np.full(len(runs), -1, np.int64), len(runs)
     return Collectives(
         start=start,
@@ -234,7 +234,7 @@ def _gloo_operation(trace: RankTrace, row: int) -> str:
     return operation if operation is not None and operation != "sendrecv" else ""
 
 
-def _issued(trace: RankTrace, runs: Ints, operation: list[str]) -> Ints:
+def _issue_times(trace: RankTrace, runs: Ints, operation: list[str]) -> Ints:
     """[M] start of the call that issued each run (calls and runs have the same order), or of the run itself if no call was recorded."""
     calls = np.flatnonzero(trace.category_mask("cpu_op") & trace.name_mask(lambda n: n.startswith("c10d::")))
     calls = calls[np.argsort(trace.start_ns[calls], kind="stable")]
@@ -263,19 +263,19 @@ def _calls_of(called: Ints, start: Ints, end: Ints) -> Ints:
     quiet = np.flatnonzero((run < 0) | (called >= ends[np.maximum(run, 0)]))
     first = quiet[np.unique(run[quiet], return_index=True)[1]]
     burst = int(np.diff(first, prepend=0, append=len(called)).max())
-    ahead = _least_of_next(most_ahead, burst)
+    ahead = _minimum_ahead(most_ahead, burst)
     # The next burst shows the shift after a lost event, and the previous one (except for the first burst) the shift before it.
-    ahead[burst - 1 :] = np.maximum(ahead, _least_of_next(most_ahead[::-1], burst)[::-1])[burst - 1 :]
+    ahead[burst - 1 :] = np.maximum(ahead, _minimum_ahead(most_ahead[::-1], burst)[::-1])[burst - 1 :]
     call: Ints = np.arange(len(start)) + ahead
     call[(call < 0) | (call >= len(called))] = -1
     call[1:][call[1:] <= np.maximum.accumulate(call)[:-1]] = -1
     since = called[np.maximum(call, 0)]
     idle = np.where(call >= 0, (start - since) - covered((begins, ends), since, start), 0.0)
-    call[idle > max(_AT_ONCE_NS, _LONGER * float(np.median(idle)))] = -1
+    call[idle > max(_MOST_IDLE_NS, _MOST_IDLE_RATIO * float(np.median(idle)))] = -1
     return call
 
 
-def _least_of_next(values: Ints, count: int) -> Ints:
+def _minimum_ahead(values: Ints, count: int) -> Ints:
     """[M] minimum of ``count`` values from each one on."""
     least, width = values.copy(), 1
     while width < min(count, len(values)):

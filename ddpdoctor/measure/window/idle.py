@@ -184,7 +184,7 @@ def host_syncs_and_idle(
     with_workers = trace.name_mask(lambda name: classify.IN_PROCESS not in name)
     batches = np.flatnonzero(classify.next_batches(trace) & with_workers)
     late = trace.duration_ns[batches] > TUNING.empty_loader_ns
-    saved, last = _saved(waits, idle, trace.end_ns[batches], late, most_ns)
+    saved, last = _saved_per_gap(waits, idle, trace.end_ns[batches], late, most_ns)
     cost = np.bincount(waits.queue_drain[last], saved, minlength=int(waits.queue_drain.max()) + 1)
     waited = np.bincount(waits.queue_drain, waits.waited_ns)
     waits = replace(waits, cost_ns=(cost / waited)[waits.queue_drain] * waits.waited_ns)
@@ -196,7 +196,7 @@ def host_syncs_and_idle(
     return waits, {name: intervals for name, intervals in caused.items() if len(intervals[0])}
 
 
-def _saved(
+def _saved_per_gap(
     waits: HostSyncs, idle: Intervals, batch_end: Ints, batch_late: Mask, most_ns: float
 ) -> tuple[Array, Ints]:
     """([gaps] ns by which each gap of ``idle`` would be shorter without the waits, [gaps] index of the last wait before its end, else 0.) A
@@ -228,7 +228,7 @@ def _saved(
 def _find_waits(trace: RankTrace, comms: Collectives, computes: Mask, busy: Intervals) -> HostSyncs:
     """The calls that wait for a busy device, with their kinds and groups, but without costs."""
     launch, launched = launch_pairs(trace, computes)
-    rows, waited = _waits_of_hosts(trace, launch, busy)
+    rows, waited = _waiting_calls(trace, launch, busy)
     if not len(rows):
         return HostSyncs()
     order = np.argsort(trace.end_ns[launch], kind="stable")
@@ -239,7 +239,7 @@ def _find_waits(trace: RankTrace, comms: Collectives, computes: Mask, busy: Inte
     issued = work[np.searchsorted(at, comms.issued)]
     # The first kind of ``_RESULTS`` in each group.
     places = np.full(int(queue_drain[-1]) + 1, len(_RESULTS))
-    np.minimum.at(places, queue_drain, _results(comms, issued, trace.start_ns[rows], before))
+    np.minimum.at(places, queue_drain, _result_kinds(comms, issued, trace.start_ns[rows], before))
     # A group that hardly waited found the queue nearly empty, and does not count.
     kept = np.flatnonzero(np.bincount(queue_drain, waited)[queue_drain] >= LAUNCH_SLACK_NS)
     if not len(kept):
@@ -255,7 +255,7 @@ def _find_waits(trace: RankTrace, comms: Collectives, computes: Mask, busy: Inte
     )
 
 
-def _waits_of_hosts(trace: RankTrace, launch: Ints, busy: Intervals) -> tuple[Ints, Array]:
+def _waiting_calls(trace: RankTrace, launch: Ints, busy: Intervals) -> tuple[Ints, Array]:
     """Calls that wait for the device on threads that launch work, in order of their ends, and ns of each in which the device was busy. A
     call that returns when its own copy is done counts only if it waited for at least ``LAUNCH_SLACK_NS``."""
     launching = np.isin(trace.lane, np.unique(trace.lane[launch]))
@@ -270,7 +270,7 @@ def _waits_of_hosts(trace: RankTrace, launch: Ints, busy: Intervals) -> tuple[In
     return rows[keep], waited[keep]
 
 
-def _results(comms: Collectives, issued: Ints, at: Ints, computed: Ints) -> Ints:
+def _result_kinds(comms: Collectives, issued: Ints, at: Ints, computed: Ints) -> Ints:
     """[W] index in ``_RESULTS`` of the kind of collective for whose result each call (at times ``at``) waits, else ``len(_RESULTS)``. A
     call waits for a result if nearly no computation was launched since the collective was issued. ``issued`` and ``computed``: ns of
     computation launched before each collective and each call."""

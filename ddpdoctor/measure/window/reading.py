@@ -215,8 +215,8 @@ def device_work(
     # Recorded work; ``filled`` also contains unrecorded work.
     kernels, communicating = event_union(trace, computes), union(collectives.start, collectives.end)
     # Saving the rank's state costs nothing while queued work hides it.
-    saving = subtract(_frames(trace, main, classify.is_save), union_of(kernels, communicating))
-    saved = union_of(_bursts(trace, computes), saving)
+    saving = subtract(_python_calls(trace, main, classify.is_save), union_of(kernels, communicating))
+    saved = union_of(_large_copies(trace, computes), saving)
     copies = subtract(subtract(event_union(trace, moving & ~computes), kernels), saved)
     shown = union_of(kernels, copies, communicating)
     filled = union_of(kernels, subtract(subtract(gaps.by_device, saved), copies))
@@ -264,7 +264,7 @@ def device_work(
         "waits": waits,
         "idle_after": idle_after,
         "phase_gaps": {
-            gap: union_of(launched.get(gap, EMPTY), intersect(late, host_gaps.among([gap])))
+            gap: union_of(launched.get(gap, EMPTY), intersect(late, host_gaps.of_kinds([gap])))
             for gap in host_gaps.kinds
         },
     }
@@ -289,7 +289,7 @@ def host_work(trace: RankTrace, main: int) -> dict[str, Any]:
         Component.FORWARD: subtract(computing, union_of(*between.values())),
         **between,
     }
-    phase_gaps = {gap: gaps.among([gap]) for gap in gaps.kinds}
+    phase_gaps = {gap: gaps.of_kinds([gap]) for gap in gaps.kinds}
     return {"sets": sets, "compute": union_of(optimizer, backward, computing), "phase_gaps": phase_gaps}
 
 
@@ -300,7 +300,7 @@ def _annotated(trace: RankTrace, predicate: Callable[[str], bool], lane: int | N
 
 
 _BEFORE_FORWARD = (Component.DATA, Component.OPTIMIZER)
-_USUAL_INSTEAD: dict[Gap, tuple[Gap, ...]] = {
+_GAPS_WITH_PHASE: dict[Gap, tuple[Gap, ...]] = {
     **{(before, Component.BACKWARD): ((before, Component.FORWARD),) for before in _BEFORE_FORWARD},
     (Component.FORWARD, Component.OPTIMIZER): ((Component.FORWARD, Component.BACKWARD),),
     **{
@@ -312,7 +312,7 @@ _USUAL_INSTEAD: dict[Gap, tuple[Gap, ...]] = {
     },
 }
 """Gap in which a phase is missing → the gaps that occur instead if the phase is marked."""
-_SELDOM = 0.5
+_OMITTED_RATIO = 0.5
 """Ratio of gaps without the phase to gaps with it, from which on the job omits the phase, such as the optimizer with accumulated
 micro-batches. Below it, the profiler dropped the phase's events."""
 
@@ -328,8 +328,8 @@ def gaps_on_host(trace: RankTrace, main: int) -> Gaps:
             Component.OPTIMIZER: _annotated(trace, classify.is_optimizer_step, main),
         }
     )
-    left_out = [place for place, gap in enumerate(found.kinds) if _is_within_phase(gap, found)]
-    kept = ~np.isin(found.kind, left_out)
+    within_phases = [place for place, gap in enumerate(found.kinds) if _is_within_phase(gap, found)]
+    kept = ~np.isin(found.kind, within_phases)
     starts, ends = found.times
     return Gaps((starts[kept], ends[kept]), np.asarray(found.kind[kept]), found.kinds)
 
@@ -339,12 +339,12 @@ def _is_within_phase(gap: Gap, found: Gaps) -> bool:
     steps because the profiler dropped its events."""
     if gap == (Component.BACKWARD, Component.BACKWARD):
         return True
-    usual = _USUAL_INSTEAD.get(gap)
+    usual = _GAPS_WITH_PHASE.get(gap)
     if usual is None:
         return False
     counts = np.bincount(found.kind, minlength=len(found.kinds))
     known = [counts[place] for place, other in enumerate(found.kinds) if other in usual]
-    return bool(counts[found.kinds.index(gap)] < _SELDOM * max(known, default=0))
+    return bool(counts[found.kinds.index(gap)] < _OMITTED_RATIO * max(known, default=0))
 
 
 _SAVED_BYTES = 16 << 20
@@ -354,17 +354,17 @@ _SAVED_BYTES = 16 << 20
 def garbage_collections(trace: RankTrace, main: int) -> Intervals:
     """Return when Python's garbage collector ran on the training thread. Traces with stacks have calls of ``gc.collect``; all collections
     are known if the profiler recorded them (``record_python_gc_info``)."""
-    return _frames(trace, main, classify.is_garbage_collection)
+    return _python_calls(trace, main, classify.is_garbage_collection)
 
 
-def _frames(trace: RankTrace, main: int, predicate: Callable[[str], bool]) -> Intervals:
+def _python_calls(trace: RankTrace, main: int, predicate: Callable[[str], bool]) -> Intervals:
     rows = trace.category_mask("python_function")
     return (
         event_union(trace, rows & trace.name_mask(predicate) & (trace.lane == main)) if rows.any() else EMPTY
     )
 
 
-def _bursts(trace: RankTrace, computes: NDArray[np.bool_]) -> Intervals:
+def _large_copies(trace: RankTrace, computes: NDArray[np.bool_]) -> Intervals:
     """Copies to the host of at least ``_SAVED_BYTES`` in total between two kernels, each up to the next kernel."""
     out = np.flatnonzero(
         trace.category_mask("gpu_memcpy") & trace.name_mask(lambda n: classify.memcpy_kind(n) == "DtoH")

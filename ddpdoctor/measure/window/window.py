@@ -91,13 +91,13 @@ class Window(msgspec.Struct, frozen=True):
 
     def micro_batches(self, at: Ints) -> Ints:
         """Return [M] the number within its step of the micro-batch at each host time; 0 if the trace has no forward calls."""
-        return (self._since_step(self.forwards, at) - 1).clip(min=0)
+        return (self._count_in_step(self.forwards, at) - 1).clip(min=0)
 
     def updates_before(self, at: Ints) -> Ints:
         """Return [M] the number of optimizer steps that began before each host time in the same step."""
-        return self._since_step(self.updates, at)
+        return self._count_in_step(self.updates, at)
 
-    def _since_step(self, moments: Ints, at: Ints) -> Ints:
+    def _count_in_step(self, moments: Ints, at: Ints) -> Ints:
         starts = np.array([start for _, start, _ in self.steps], np.int64)
         since = np.concatenate(([self.span[0]], starts))[np.searchsorted(starts, at, side="right")]
         before: Ints = np.searchsorted(moments, at, side="right") - np.searchsorted(
