@@ -254,7 +254,10 @@ def details(logs: Sequence[RankLog], windows: Sequence[Window]) -> pl.DataFrame:
     """Return the details of recordings on one clock; schema :data:`DETAILS`."""
     ranks = len({log.rank for log in logs} | {window.rank for window in windows})
     most = max(TUNING.most_rows // max(ranks, 1), TUNING.fewest_rows)
-    tables = [*(pl.concat([*_of_window(window)]) for window in windows), *_sampled(samples_of(logs))]
+    tables = [
+        *(pl.concat([*_window_details(window)]) for window in windows),
+        *_sampled_lines(samples_of(logs)),
+    ]
     longest = [table if len(table) <= most else table.top_k(most, by="duration_ns") for table in tables]
     return pl.concat([pl.DataFrame(schema=DETAILS), *longest]).sort("rank", "track", "start_ns")
 
@@ -270,7 +273,7 @@ def counters(telemetry: Mapping[str, HostTelemetry]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=COUNTERS, orient="row")
 
 
-def _of_window(window: Window) -> Iterator[pl.DataFrame]:
+def _window_details(window: Window) -> Iterator[pl.DataFrame]:
     trace = window.trace
     yield pl.DataFrame(schema=DETAILS)
     marks = trace.name_mask(lambda name: classify.step_number(name) is not None)
@@ -316,7 +319,7 @@ def _outermost(trace: RankTrace, rows: Ints) -> Ints:
     return np.array(kept, np.int64)
 
 
-def _sampled(samples: Samples) -> Iterator[pl.DataFrame]:
+def _sampled_lines(samples: Samples) -> Iterator[pl.DataFrame]:
     """One table per rank. Consecutive samples of one script line are one row, up to the next sample of another line."""
     innermost = [stack.lines[0] for stack in samples.stacks]
     names, name = np.unique(

@@ -94,7 +94,7 @@ def measure(
 ) -> Measurement:
     """Measure a run. ``logs`` and ``windows`` are ordered by rank; at most one of them may be empty. ``hang``: whether and how the job
     stopped. ``launches``: when the launcher of each host started and ended, by host name. ``attempts``: all attempts of the run."""
-    graphs, recorded, notes = _aligned(logs, windows, telemetry, progress)
+    graphs, recorded, notes = _aligned_graphs(logs, windows, telemetry, progress)
     excluded = all_excluded_steps(graphs.timing, recorded)
     report = progress_counter(progress, Stage.MEASURE)
     report(0, 5)
@@ -152,11 +152,11 @@ def summaries(
     progress: Progress = no_progress,
 ) -> list[RankSummary]:
     """Return the summaries of the ranks as :func:`measure` does, without attribution and pricing."""
-    graphs, _, _ = _aligned(logs, windows, telemetry, progress)
+    graphs, _, _ = _aligned_graphs(logs, windows, telemetry, progress)
     return _summaries(graphs, memory_of(logs, telemetry))
 
 
-def _aligned(
+def _aligned_graphs(
     logs: Sequence[RankLog],
     windows: Sequence[Window],
     telemetry: Mapping[str, HostTelemetry],

@@ -251,8 +251,8 @@ def _last_collectives(matched: MatchedCollectives, of_step: Ints) -> Ints | None
     for candidates in (of_step[matched.reduces_gradients[of_step]], of_step):
         member = matched.member[candidates]
         if member.any(axis=0).all():
-            lasts: Ints = candidates[len(candidates) - 1 - member[::-1].argmax(axis=0)]
-            return lasts
+            last: Ints = candidates[len(candidates) - 1 - member[::-1].argmax(axis=0)]
+            return last
     return None
 
 

@@ -67,11 +67,11 @@ def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShare
     if matched:
         cycles, unmeasured = _cycles(matched, measured, ranks)
         reasons = {**reasons, **unmeasured}
-        times = [_times(syncs, alike, len(logs), origin_ns) for syncs, alike in cycles.items()]
+        times = [_times(syncs, of_syncs, len(logs), origin_ns) for syncs, of_syncs in cycles.items()]
     else:
         times = _unmatched_times(logs, measured, origin_ns)
     activities = [log.activities.since(origin_ns) for log in logs]
-    groups = [_group(of_cycles, activities, operators or {}) for of_cycles in times]
+    groups = [_cycle_group(of_cycles, activities, operators or {}) for of_cycles in times]
     batch_times = [batch_time_ns(log) for log in logs]
     batches = [batches_per_step(log) for log in logs]
     groups = [
@@ -119,11 +119,11 @@ def _cycles(
             cycles[tuple(_sync(sync, ranks) for sync in cycle.syncs)].append(cycle)
         elif step in measured:
             reasons[step] = _NO_CYCLE_BEFORE
-    cells = sum(len(alike) * len(syncs) for syncs, alike in cycles.items()) * len(ranks) * len(INDEX)
+    cells = sum(len(of_syncs) * len(syncs) for syncs, of_syncs in cycles.items()) * len(ranks) * len(INDEX)
     stride = max(1, -(-cells // _MOST_CELLS))
     if stride > 1:
-        reasons |= {cycle.step: _MEMORY_BOUND for alike in cycles.values() for cycle in alike}
-    return {syncs: alike[::stride] for syncs, alike in cycles.items()}, reasons
+        reasons |= {cycle.step: _MEMORY_BOUND for of_syncs in cycles.values() for cycle in of_syncs}
+    return {syncs: of_syncs[::stride] for syncs, of_syncs in cycles.items()}, reasons
 
 
 def _cycles_by_step(matched: Iterable[MatchedSync], world: int) -> Iterator[tuple[int, _Cycle | None]]:
@@ -186,10 +186,10 @@ def _times(syncs: tuple[Sync, ...], cycles: Sequence[_Cycle], world: int, origin
     arrival, end = np.full((2, len(cycles), len(syncs), world), np.nan)
     message = np.full((len(cycles), len(syncs)), np.nan)
     for k, sync in enumerate(syncs):
-        members, alike = list(sync.members), [cycle.syncs[k] for cycle in cycles]
-        message[:, k] = [each.first.message_bytes or np.nan for each in alike]
-        arrival[:, k, members] = since(alike, _ARRIVAL)
-        end[:, k, members] = np.maximum(since(alike, _END), arrival[:, k, members])
+        members, matched = list(sync.members), [cycle.syncs[k] for cycle in cycles]
+        message[:, k] = [each.first.message_bytes or np.nan for each in matched]
+        arrival[:, k, members] = since(matched, _ARRIVAL)
+        end[:, k, members] = np.maximum(since(matched, _END), arrival[:, k, members])
     begin = since([cycle.before for cycle in cycles], _END)
     return _Times(syncs, [cycle.step for cycle in cycles], Segments(begin, arrival, end), message)
 
@@ -207,7 +207,7 @@ def _unmatched_times(logs: Sequence[RankLog], measured: set[int], origin_ns: int
     return [_Times(syncs, numbers, Segments(begin, end.copy(), end), no_message)]
 
 
-def _group(
+def _cycle_group(
     times: _Times, activities: Sequence[Activities], operators: Mapping[int, OperatorShares]
 ) -> CycleGroup:
     segments = times.segments
@@ -317,7 +317,7 @@ def _window_shares(log: RankLog, window: Window, phases_marked: bool) -> Operato
     host, origin_ns = _host_time(log, window), window.span[0]
     if total(host) <= TUNING.least_ns:
         return None
-    starts, ends = _operators(window)
+    starts, ends = _operator_intervals(window)
     operators = (starts - origin_ns, ends - origin_ns)
     gaps = log.activities.since(origin_ns)
     whole = total(intersect(host, operators)) / total(host)
@@ -344,7 +344,7 @@ def _host_time(log: RankLog, window: Window) -> Intervals:
     return subtract(complement(taken, 0.0, float(end_ns - origin_ns)), (begins, over))
 
 
-def _operators(window: Window) -> Intervals:
+def _operator_intervals(window: Window) -> Intervals:
     """Union of the operators on the training thread, epoch ns."""
     trace = window.trace
     return event_union(trace, trace.category_mask("cpu_op") & (trace.lane == main_lane(trace)))
@@ -355,7 +355,7 @@ class _OperatorPattern:
 
     def __init__(self, log: RankLog, window: Window) -> None:
         self.origin_ns, end_ns = window.span
-        starts, ends = union(*_operators(window))
+        starts, ends = union(*_operator_intervals(window))
         operators = (starts - self.origin_ns, ends - self.origin_ns)
         shares: dict[_Signature, list[NDArray[np.float64]]] = defaultdict(list)
         for step in log.steps:
@@ -364,7 +364,7 @@ class _OperatorPattern:
                 edges = left[:, None] + (right - left)[:, None] * _EDGES
                 filled = covered(operators, edges[:, :-1], edges[:, 1:])
                 shares[signature].append(filled / np.diff(edges, axis=1))
-        self._filled = {signature: np.mean(alike, axis=0) for signature, alike in shares.items()}
+        self._filled = {signature: np.mean(of_steps, axis=0) for signature, of_steps in shares.items()}
 
     def _gaps(self, step: Step) -> tuple[_Signature, NDArray[np.float64], NDArray[np.float64]]:
         """Kinds of a step's events, in order, and begin and end of the gaps before, between and after them, ns since the origin."""

@@ -49,15 +49,15 @@ def with_steps_of_updates(windows: Sequence[Window], rows: Ints) -> Sequence[Win
     if any(window.steps or not window.on_device for window in windows):
         return windows
     found = [_updates(window, rows[:, r]) for r, window in enumerate(windows)]
-    if not all(len(behind) for behind, _ in found):
+    if not all(len(preceding) for preceding, _ in found):
         return windows
     # The matched collectives after which at least half of the ranks have an update.
-    places, counts = np.unique(np.concatenate([behind for behind, _ in found]), return_counts=True)
-    behind = places[2 * counts >= len(found)]
-    if len(behind) < 2:
+    places, counts = np.unique(np.concatenate([preceding for preceding, _ in found]), return_counts=True)
+    preceding = places[2 * counts >= len(found)]
+    if len(preceding) < 2:
         return windows
     return [
-        replace(window, steps=_steps(window, behind, *own))
+        replace(window, steps=_steps(window, preceding, *own))
         for window, own in zip(windows, found, strict=True)
     ]
 
@@ -77,20 +77,20 @@ def _updates(window: Window, matched: Ints) -> tuple[Ints, Ints]:
     order = np.argsort(begins, kind="stable")
     start = trace.start_ns[kernels] + window.shifted_ns
     before = np.searchsorted(begins[order], start, side="right") - 1
-    lasts = np.flatnonzero((before >= 0) & np.append(before[1:] != before[:-1], True))
-    calls = launches(trace, kernels[lasts])
-    over = np.where(calls >= 0, trace.end_ns[calls], trace.end_ns[kernels[lasts]]) + window.shifted_ns
+    last_kernels = np.flatnonzero((before >= 0) & np.append(before[1:] != before[:-1], True))
+    calls = launches(trace, kernels[last_kernels])
+    over = np.where(calls >= 0, trace.end_ns[calls], trace.end_ns[kernels[last_kernels]]) + window.shifted_ns
     # Drop updates that are too close to the next one.
     distance = np.diff(over)
     usual = np.median(distance[distance >= np.median(distance)]) if len(distance) else 0.0
     kept = np.append(distance >= _TUNING.shortest_interval * usual, np.full(min(len(over), 1), True))
-    return known[order][before[lasts]][kept], over[kept]
+    return known[order][before[last_kernels]][kept], over[kept]
 
 
-def _steps(window: Window, agreed: Ints, behind: Ints, over: Ints) -> Marks:
+def _steps(window: Window, agreed: Ints, preceding: Ints, over: Ints) -> Marks:
     """One rank's steps, numbered by the updates that most ranks have in common."""
-    place = np.searchsorted(agreed, behind)
-    same = (place < len(agreed)) & (agreed[np.minimum(place, len(agreed) - 1)] == behind)
+    place = np.searchsorted(agreed, preceding)
+    same = (place < len(agreed)) & (agreed[np.minimum(place, len(agreed) - 1)] == preceding)
     updates = list(zip(place[same].tolist(), over[same].tolist(), strict=True))
     steps = [
         (number, start, end) for (before, start), (number, end) in pairwise(updates) if number == before + 1

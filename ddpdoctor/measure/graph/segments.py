@@ -206,9 +206,9 @@ def _covariation_odds(seen: _ComputeStalls) -> Array:
 
 def _scatter(values: Array) -> Array:
     """[K] mean absolute deviation of the known values from their median, over the cycles [N, K]."""
-    apart = np.abs(values - nan_median(values, axis=0, keepdims=True))
-    known = ~np.isnan(apart)
-    mean = np.where(known, apart, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    deviation = np.abs(values - nan_median(values, axis=0, keepdims=True))
+    known = ~np.isnan(deviation)
+    mean = np.where(known, deviation, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     scatter: Array = np.maximum(mean, TUNING.least_scatter_ns)
     return scatter
 

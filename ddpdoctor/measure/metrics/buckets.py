@@ -79,8 +79,8 @@ def _in_steps(window: Window, at: Ints) -> Iterator[Ints]:
     """For each marked step, the indices of the host times in it."""
     order = np.argsort(at, kind="stable")
     bounds = np.array([(low, high) for _, low, high in window.steps], np.int64)
-    for first, behind in np.searchsorted(at[order], bounds):
-        yield order[first:behind]
+    for first, stop in np.searchsorted(at[order], bounds):
+        yield order[first:stop]
 
 
 def reduces_after_backward(window: Window) -> bool:

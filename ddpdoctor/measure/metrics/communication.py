@@ -439,7 +439,7 @@ def _slower_than_others(groups: Mapping[Members, Array]) -> Iterator[Members]:
 
 def _transfers_by_kind(graph: Graph, hosts: Sequence[str]) -> dict[TransferKind, dict[Members, list[float]]]:
     """Transfer times in ns of each process group, by kind of transfer."""
-    alike: dict[TransferKind, dict[Members, list[float]]] = defaultdict(lambda: defaultdict(list))
+    by_kind: dict[TransferKind, dict[Members, list[float]]] = defaultdict(lambda: defaultdict(list))
     for group in graph.groups:
         places: dict[Members, list[int]] = defaultdict(list)
         for k, sync in enumerate(group.syncs):
@@ -457,8 +457,8 @@ def _transfers_by_kind(graph: Graph, hosts: Sequence[str]) -> dict[TransferKind,
             for n, size in enumerate(group.message_bytes[:, k].tolist()):
                 if size != 0:
                     same = (operation, size if size > 0 else place, len(sync.members), spanned)
-                    alike[same][sync.members].append(float(transfer_ns[n]))
-    return alike
+                    by_kind[same][sync.members].append(float(transfer_ns[n]))
+    return by_kind
 
 
 def _transfer(group: CycleGroup, k: int, before: int | None) -> Array:

@@ -99,7 +99,7 @@ def critical_breakdown(graph: Graph, profiler_ns: float = 0.0) -> dict[str, floa
     """
     total = np.zeros(len(PARTS))
     for group in graph.groups:
-        total += _critical(group)[0]
+        total += _critical_path(group)[0]
     total[_COLUMN[Part.HOST]] -= profiler_ns * graph.cycles
     whole = float(total.sum())
     return {part: float(total[column]) / whole for part, column in _COLUMN.items()} if whole > 0 else {}
@@ -107,7 +107,7 @@ def critical_breakdown(graph: Graph, profiler_ns: float = 0.0) -> dict[str, floa
 
 def critical_work(graph: Graph) -> dict[Component, float]:
     """Return the share of each component of work in the critical path; {} without cycles. The rest of the path is in synchronisations."""
-    both = [_critical(group) for group in graph.groups]
+    both = [_critical_path(group) for group in graph.groups]
     whole = float(sum(parts.sum() for parts, _ in both))
     work = sum((work for _, work in both), np.zeros(len(COMPONENTS)))
     return {each: float(work[INDEX[each]]) / whole for each in COMPONENTS} if whole > 0 else {}
@@ -132,7 +132,7 @@ def added_by_profiler(window: Graph, log: Graph) -> float:
     return added_ns if 0.0 < added_ns < host_idle_ns(window) else 0.0
 
 
-def _critical(group: CycleGroup) -> tuple[Array, Array]:
+def _critical_path(group: CycleGroup) -> tuple[Array, Array]:
     """[parts] ns of the critical path, and [components] ns of the work in it, summed over the cycles of one group."""
     cycles, count, _ = group.arrival.shape
     rows = np.arange(cycles)
@@ -202,7 +202,7 @@ def step_facts(
         )
     lengths_ns = graph.lengths_ns
     mean_ns, median_ns = float(lengths_ns.mean()), float(np.median(lengths_ns))
-    samples = _means(graph, [steps.samples for steps in graph.steps])
+    samples = _rank_means(graph, [steps.samples for steps in graph.steps])
     whole = world_size is None or len(graph.ranks) >= world_size
     per_step = float(samples.sum()) if samples is not None and whole else None
     # Backward passes per step, median over the steps and ranks.
@@ -222,7 +222,7 @@ def step_facts(
         if samples is not None
         else None,
         batch_size_most=_largest_ratio(samples),
-        input_most=_largest_ratio(_means(graph, [steps.elements for steps in graph.steps])),
+        input_most=_largest_ratio(_rank_means(graph, [steps.elements for steps in graph.steps])),
         micro_batches=micro_batches,
         input_explains=input_explains,
         marked=any(len(steps.steps) for steps in graph.steps),
@@ -252,7 +252,7 @@ def longest_steps_note(graph: Graph) -> list[str]:
     return [f"A few steps take {most} of the time. {steps} {longest}."]
 
 
-def _means(graph: Graph, amounts: Sequence[Array | None]) -> Array | None:
+def _rank_means(graph: Graph, amounts: Sequence[Array | None]) -> Array | None:
     """[R] mean amount per measured step; ``amounts``: for each rank, [N] values of its steps. None if a rank has none."""
     measured = list(measured_steps(graph.groups))
     known = [

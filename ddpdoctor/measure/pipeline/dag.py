@@ -90,7 +90,7 @@ def build_dag(size: int, edges: Sequence[Edges], collective: Indices) -> Dag:
     bounds = np.searchsorted(level[by_level], np.arange(int(level.max(initial=-1)) + 2))
     return Dag(
         size,
-        tuple(_level(by_level[low:high], before, after, collective) for low, high in pairwise(bounds)),
+        tuple(_build_level(by_level[low:high], before, after, collective) for low, high in pairwise(bounds)),
     )
 
 
@@ -125,7 +125,7 @@ def _ranges(low: Indices, high: Indices) -> Indices:
     return positions
 
 
-def _level(operations: Indices, before: Indices, after: Indices, collective: Indices) -> Level:
+def _build_level(operations: Indices, before: Indices, after: Indices, collective: Indices) -> Level:
     low, high = np.searchsorted(after, operations), np.searchsorted(after, operations, side="right")
     with_predecessors = high > low
     sources = before[_ranges(low[with_predecessors], high[with_predecessors])]

@@ -134,7 +134,7 @@ def _match_messages(ops: Operations, channel: _Channel) -> _MessageEnds:
     computations &= has_neighbour | for_all[worker]
     fits = sent == np.bincount(worker[computations], minlength=workers)
     rows = [
-        _sorted(np.flatnonzero(mask & fits[worker]), worker, ops.sequence)
+        _sorted_rows(np.flatnonzero(mask & fits[worker]), worker, ops.sequence)
         for mask in (messages, computations)
     ]
     return _MessageEnds(
@@ -145,7 +145,7 @@ def _match_messages(ops: Operations, channel: _Channel) -> _MessageEnds:
     )
 
 
-def _sorted(rows: Indices, *keys: NDArray[np.generic]) -> Indices:
+def _sorted_rows(rows: Indices, *keys: NDArray[np.generic]) -> Indices:
     return rows[np.lexsort([key[rows] for key in reversed(keys)])]
 
 
@@ -168,7 +168,7 @@ def _message_edges(ops: Operations, worker: Indices, channel: _Channel, ends: _M
 def _first_backward(ops: Operations, worker: Indices) -> list[Edges]:
     """The first messages of the backward pass are posted with the last forward pass of the warm-up, so they wait for the computation before
     that one."""
-    order = _sorted(np.flatnonzero(ops.of_kind(FORWARD, BACKWARD)), worker, ops.start_s, ops.sequence)
+    order = _sorted_rows(np.flatnonzero(ops.of_kind(FORWARD, BACKWARD)), worker, ops.start_s, ops.sequence)
     backward = np.flatnonzero(ops.of_kind(BACKWARD)[order])
     workers, first = np.unique(worker[order[backward]], return_index=True)
     position = backward[first]
@@ -176,7 +176,7 @@ def _first_backward(ops: Operations, worker: Indices) -> list[Edges]:
     workers, two_before = workers[enough], order[position[enough] - 2]
     edges = []
     for kind in ("backward-recv", "backward-send"):
-        messages = _sorted(np.flatnonzero(ops.of_kind(kind)), worker, ops.sequence)
+        messages = _sorted_rows(np.flatnonzero(ops.of_kind(kind)), worker, ops.sequence)
         edges.append(_edges_by_key(workers, two_before, *_first_per_key(worker[messages], messages)))
     return edges
 
@@ -189,7 +189,7 @@ def _first_per_key(keys: Indices, rows: Indices) -> tuple[Indices, Indices]:
 
 def _by_chunk(ops: Operations, *kinds: str) -> tuple[Indices, Indices]:
     """(Keys of step, worker and chunk, rows) of all operations of these kinds, in order of start."""
-    rows = _sorted(np.flatnonzero(ops.of_kind(*kinds)), ops.start_s, ops.sequence)
+    rows = _sorted_rows(np.flatnonzero(ops.of_kind(*kinds)), ops.start_s, ops.sequence)
     return _key(ops.step, ops.replica, ops.stage, ops.chunk)[rows], rows
 
 
@@ -220,7 +220,7 @@ def _after_compute(ops: Operations, worker: Indices) -> list[Edges]:
     edges = [order_edges(np.where(place == ALONE, ALONE, worker), place, ops.start_s, ops.sequence)]
     if overlapped:
         edges.append(_edges_by_key(*_last_by_chunk(ops, BACKWARD), *_first_by_chunk(ops, REDUCE)))
-        waiting = _sorted(np.flatnonzero(place >= 2), worker, place, ops.start_s)
+        waiting = _sorted_rows(np.flatnonzero(place >= 2), worker, place, ops.start_s)
         edges.append(
             _edges_by_key(*_last_by_worker(ops, worker, REDUCE), *_first_per_key(worker[waiting], waiting))
         )
@@ -229,7 +229,7 @@ def _after_compute(ops: Operations, worker: Indices) -> list[Edges]:
 
 def _last_by_worker(ops: Operations, worker: Indices, *kinds: str) -> tuple[Indices, Indices]:
     """(Workers, row of each one's last operation of these kinds.)"""
-    rows = _sorted(np.flatnonzero(ops.of_kind(*kinds)), worker, ops.start_s, ops.sequence)[::-1]
+    rows = _sorted_rows(np.flatnonzero(ops.of_kind(*kinds)), worker, ops.start_s, ops.sequence)[::-1]
     return _first_per_key(worker[rows], rows)
 
 

@@ -113,7 +113,7 @@ class _WhatIf:
         _, first, self._step = np.unique(ops.step, return_index=True, return_inverse=True)
         self.origin: Times = np.minimum.reduceat(ops.start_s, first)[self._step]
         self.costs = measured_costs(dag, self.origin, ops.start_s, ops.end_s, CLOCK_TOLERANCE_S)
-        self.ideal = _typical(ops, self.costs.work)
+        self.ideal = _typical_costs(ops, self.costs.work)
         self.as_measured = self.steps_s(self.costs.work)
         self.all_ideal = self.steps_s(self.ideal)
 
@@ -150,7 +150,7 @@ def measure_stragglers(operations: Operations) -> Stragglers:
     Incomplete steps and operations of unknown kinds are excluded, both with a note. Raises UnusableInput if there is no complete step, or
     if operations wait for each other in a cycle.
     """
-    ops, excluded_steps, notes = _usable(operations)
+    ops, excluded_steps, notes = _usable_operations(operations)
     job = _WhatIf(ops, pipeline_dag(ops))
     by_replica = {int(r): job.slowdown_by(ops.replica == r) for r in np.unique(ops.replica)}
     by_stage = {int(s): job.slowdown_by(ops.stage == s) for s in np.unique(ops.stage)}
@@ -175,7 +175,7 @@ def measure_stragglers(operations: Operations) -> Stragglers:
     )
 
 
-def _usable(ops: Operations) -> tuple[Operations, int, list[str]]:
+def _usable_operations(ops: Operations) -> tuple[Operations, int, list[str]]:
     """The operations of known kinds in complete steps, the number of excluded steps, and notes."""
     notes = list(ops.notes)
     places = _one_rank_each(ops, notes)
@@ -213,7 +213,7 @@ def _one_rank_each(ops: Operations, notes: list[str]) -> Operations:
     return ops.select(first)
 
 
-def _typical(ops: Operations, work: Times) -> Times:
+def _typical_costs(ops: Operations, work: Times) -> Times:
     """[N] cost of each operation in the ideal run."""
     ideal = np.empty(ops.size)
     for number, name in enumerate(ops.kinds):

@@ -90,7 +90,7 @@ def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collec
     entries = np.where(own >= 0, own, by_operator).tolist()
     operation = [_operation(trace, int(row), entry) for row, entry in zip(rows, entries, strict=True)]
     groups = [table.group[entry] if entry >= 0 else -1 for entry in entries]
-    size = np.array([_bytes(trace, entry) for entry in entries], float)
+    size = np.array([_message_bytes(trace, entry) for entry in entries], float)
     # NCCL runs an all-to-all as one SendRecv kernel, so only metadata shows that a kernel is a true point-to-point operation.
     point = [op == "sendrecv" and entry >= 0 for op, entry in zip(operation, entries, strict=True)]
     # Used as ``ready`` without a launch: the end of the last kernel that finished before the collective started.
@@ -109,7 +109,7 @@ def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collec
         bytes=size,
         kind=_kinds(trace, main, call, at, operation, size),
         point_to_point=np.array(point, bool),
-        ready=np.where(call >= 0, _ready(trace, at, start), computed),
+        ready=np.where(call >= 0, _ready_times(trace, at, start), computed),
         **({} if (call >= 0).any() else {"computed": ends}),
     )
 
@@ -121,7 +121,7 @@ def _operation(trace: RankTrace, row: int, entry: int) -> str:
     return next((operation for operation in operations if operation), "unknown")
 
 
-def _bytes(trace: RankTrace, entry: int) -> float:
+def _message_bytes(trace: RankTrace, entry: int) -> float:
     if entry < 0:
         return float("nan")
     table = trace.collectives
@@ -132,7 +132,7 @@ def _bytes(trace: RankTrace, entry: int) -> float:
     return float(elements * _ELEMENT_BYTES[dtype]) if known else float("nan")
 
 
-def _ready(trace: RankTrace, issued: Ints, start: Ints) -> Ints:
+def _ready_times(trace: RankTrace, issued: Ints, start: Ints) -> Ints:
     """[M] when each collective was issued and the computation that was launched before it (its stream waits for that) was done."""
     rows = np.flatnonzero(_computation_mask(trace))
     calls = launches(trace, rows)

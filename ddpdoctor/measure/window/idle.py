@@ -69,7 +69,7 @@ def device_gaps(trace: RankTrace, own: NDArray[np.bool_], comm_end: NDArray[np.i
     busy_start, busy_end = union(trace.start_ns[rows], trace.end_ns[rows])
     starts, stops = busy_end[:-1].astype(np.int64), busy_start[1:].astype(np.int64)
     following = np.searchsorted(trace.start_ns[rows], stops)
-    not_before, launched = (times[following] for times in _launched(trace, rows))
+    not_before, launched = (times[following] for times in _launch_limits(trace, rows))
     ends = np.concatenate(([-_NEVER], np.sort(comm_end)))
     ended = ends[np.searchsorted(ends, stops, side="right") - 1]
     awaited = (launched <= ended + LAUNCH_SLACK_NS) | _host_waits(trace, ended)[0]
@@ -97,7 +97,7 @@ def _host_waits(trace: RankTrace, at: NDArray[Any]) -> tuple[Mask, Ints]:
     return (index > 0) & (release + LAUNCH_SLACK_NS >= at), release
 
 
-def _launched(trace: RankTrace, rows: Ints) -> tuple[Ints, Ints]:
+def _launch_limits(trace: RankTrace, rows: Ints) -> tuple[Ints, Ints]:
     """([M], [M]) earliest and latest time at which the host launched each device event (rows in order of start). They differ if neither its
     call nor its operator was recorded; then the known launches before and after it are the limits."""
     calls = launches(trace, rows)

@@ -304,11 +304,11 @@ _GAPS_WITH_PHASE: dict[Gap, tuple[Gap, ...]] = {
     **{(before, Component.BACKWARD): ((before, Component.FORWARD),) for before in _BEFORE_FORWARD},
     (Component.FORWARD, Component.OPTIMIZER): ((Component.FORWARD, Component.BACKWARD),),
     **{
-        (Component.BACKWARD, behind): (
+        (Component.BACKWARD, after): (
             (Component.BACKWARD, Component.OPTIMIZER),
-            (Component.OPTIMIZER, behind),
+            (Component.OPTIMIZER, after),
         )
-        for behind in (Component.DATA, Component.FORWARD)
+        for after in (Component.DATA, Component.FORWARD)
     },
 }
 """Gap in which a phase is missing → the gaps that occur instead if the phase is marked."""

@@ -190,8 +190,8 @@ def _with_bucket_sizes(window: Window, bucket_bytes: Sequence[float]) -> Window:
     reductions = order[comms.of_kind(SyncKind.GRADIENTS)[order]]
     bounds = np.array([(start, end) for _, start, end in window.steps], np.int64)
     sizes = comms.bytes.copy()
-    for first, behind in np.searchsorted(comms.issued[reductions], bounds):
-        inside = reductions[first:behind]
+    for first, stop in np.searchsorted(comms.issued[reductions], bounds):
+        inside = reductions[first:stop]
         if len(inside) and len(inside) % count == 0:
             sizes[inside] = np.resize(bucket_bytes, len(inside))
     return replace(window, collectives=replace(comms, bytes=sizes))
