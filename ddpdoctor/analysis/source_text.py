@@ -117,7 +117,7 @@ class _CallSite(NamedTuple):
 
 def _find_call(names: Sequence[str], recorded: Sequence[Where], lines_of: _LinesOf) -> _CallSite | None:
     """The call of one of ``names``, in the first file of the user's lines that has one."""
-    stacks = [[each for each in where.way if not is_library(each.file)] for where in recorded if names]
+    stacks = [[each for each in where.call_path if not is_library(each.file)] for where in recorded if names]
     for file in dict.fromkeys(each.file for way in stacks for each in way):
         lines = lines_of(file)
         inside = {each.function.rpartition(".")[2] for way in stacks for each in way if each.file == file}

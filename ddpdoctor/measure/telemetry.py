@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Column = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Times, epoch ns, and values; NaN where there was no reading."""
+"""Times (epoch ns) and values; NaN without a reading."""
 
 
 class HostTelemetry(Protocol):
-    """One host's telemetry (``telemetry.reader.Telemetry`` implements it)."""
+    """One host's telemetry; implemented by ``telemetry.reader.Telemetry``."""
 
     @property
     def header(self) -> dict[str, Any]: ...

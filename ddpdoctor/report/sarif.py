@@ -117,7 +117,7 @@ def _flow(where: Where, place: _Place) -> dict[str, Any]:
             {
                 "locations": [
                     {"location": _location(line, place), "nestingLevel": level}
-                    for level, line in enumerate(reversed(where.way))
+                    for level, line in enumerate(reversed(where.call_path))
                 ]
             }
         ]

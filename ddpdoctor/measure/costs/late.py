@@ -25,9 +25,9 @@ from ddpdoctor.measure.attribution import (
 )
 from ddpdoctor.measure.facts import ArrivalFacts, Cost, scaled
 from ddpdoctor.measure.graph import CycleGroup, Graph
-from ddpdoctor.measure.metrics import lateness, lateness_ns, later_ns
+from ddpdoctor.measure.metrics import lateness, lateness_ns, signed_lateness_ns
 from ddpdoctor.measure.numerics import Array, Ints, Value, above_others, above_zero, fair_shares
-from ddpdoctor.measure.phases import word_of
+from ddpdoctor.measure.phases import phase_name
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.replay import replay_all, without_work
 from ddpdoctor.measure.sourcelines import joined
@@ -235,7 +235,7 @@ def regularly_late(graph: Graph) -> list[int]:
     )
     if not late:
         return []
-    amounts = np.concatenate([np.nan_to_num(later_ns(group)).sum(axis=1) for group in graph.groups])
+    amounts = np.concatenate([np.nan_to_num(signed_lateness_ns(group)).sum(axis=1) for group in graph.groups])
     beyond = amounts - others_median(amounts)
     regular = above_zero(beyond, LATENESS.false_alarms) & above_others(beyond, LATENESS.false_alarms, amounts)
     return [place for place in late if regular[place]]
@@ -262,7 +262,7 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
     positions = None if is_turns else sorted(main_stragglers(_by_rank(removal.work)))
     phase = slower_phase(context.graph, positions) if cause == LateCause.COMPUTE and positions else None
     if phase is not None:
-        fields["phase"], fields["lines_of"] = word_of(phase), (phase,)
+        fields["phase"], fields["lines_of"] = phase_name(phase), (phase,)
     if cause in attribution.stands_out_in or cause != LateCause.DATA:
         fields["stands_out_in"] = attribution.stands_out_in.get(cause, [])
     if positions and not removal.at_different_lines:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import EMPTY, Intervals, intersect, subtract, total, union, union_of
-from ddpdoctor.measure.phases import Gap, gap_component, words_of
+from ddpdoctor.measure.phases import Gap, gap_component, gap_description
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, PHASES, Component
 from ddpdoctor.measure.window import Window
@@ -45,7 +45,7 @@ def free_gaps(log: RankLog) -> dict[Gap, Intervals]:
     points = [(point.arrival_ns - origin_ns, point.end_ns - origin_ns) for point in log.sync_points]
     syncs = np.array(points, float).reshape(-1, 2)
     covered_times = union_of(union(syncs[:, 0], syncs[:, 1]), *activities.sets.values())
-    return {gap: subtract(activities.gaps.among([gap]), covered_times) for gap in activities.gaps.kinds}
+    return {gap: subtract(activities.gaps.of_kinds([gap]), covered_times) for gap in activities.gaps.kinds}
 
 
 def gaps_of_log(log: RankLog, free: Mapping[Gap, Intervals], wanted: set[int]) -> RankGaps:
@@ -91,7 +91,7 @@ class MainGap(msgspec.Struct, frozen=True):
     @property
     def words(self) -> str:
         """The gap in words."""
-        return words_of(self.gap) if self.whole else f"mostly {words_of(self.gap)}"
+        return gap_description(self.gap) if self.whole else f"mostly {gap_description(self.gap)}"
 
 
 def main_gap(
