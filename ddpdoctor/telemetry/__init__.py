@@ -30,7 +30,7 @@ __getattr__ = deferred(
         "host": "HOST_FIELDS HostSampler",
         "live": "LivePhase LiveRank LiveRun RECENT_STEPS data_wait_ms phase_shares step_ms",
         "nvml": "NvmlSampler",
-        "prometheus": "Exporter METRICS RunSoFar Sample page_of run_so_far serve_metrics served",
+        "prometheus": "Exporter METRICS RunSoFar Sample metrics_server page_of run_so_far serve_metrics",
         "reader": "Telemetry read_telemetry",
         "sampler": "ProcessTreeSampler RANK_FIELDS TelemetrySampler",
     },
