@@ -76,7 +76,7 @@ class Inherited:
         self.restore_signals()
         if self.adopts_orphans:
             libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        # If the launcher is killed by SIGKILL, the job gets SIGTERM, and torchrun then ends its ranks (they have sessions of their own).
+        # If the launcher is killed by SIGKILL, the job gets SIGTERM, and torchrun then ends its ranks (they have other sessions).
         # The job's children do not inherit this setting, and a setuid command resets it.
         die_with_parent(self.death_signal or signal.SIGTERM, libc)
         if os.getppid() != launcher_pid:
@@ -181,7 +181,7 @@ def replace_this_process(command: Sequence[str], environment: Mapping[str, str])
 
 
 def execute(command: list[str], environment: dict[str, str]) -> NoReturn:
-    """Replace this process by ``command``, which is searched for as a shell does. Raises OSError, ValueError."""
+    """Replace this process by ``command``, searched on the PATH as by a shell. Raises OSError, ValueError."""
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:
@@ -193,7 +193,7 @@ def execute(command: list[str], environment: dict[str, str]) -> NoReturn:
 
 
 def not_started_error(program: str, error: Exception) -> CommandNotStartedError:
-    """The error for the user, with a shell's exit code, after ``error`` when ``program`` was executed."""
+    """The user's error for ``error``, which was raised when ``program`` was to be executed, with a shell's exit code."""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return CommandNotStartedError(f"{program}: command not found.", 127)
     if isinstance(error, PermissionError):

@@ -157,7 +157,7 @@ class ExitStatus:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, [self.signal])
             os.kill(os.getpid(), self.signal)
             time.sleep(_DEATH_TIMEOUT_S)
-            # Reached by the first process of a container, which cannot end by a signal of its own. A shell's exit code.
+            # Reached by the first process of a container, which its own signals do not end. It returns a shell's exit code.
             os._exit(128 + self.signal)
         os._exit(self.code or 0)
 

@@ -136,7 +136,7 @@ class ProgressTracker:
             return None
         alone = len(left) + len(dead) < len(ranks)
         if not waiting and (any(rank.busy for rank in left) or alone or _have_exhausted_data(left)):
-            # No rank waits, and one computes, or other ranks have ended in order, or all ranks have exhausted their data.
+            # Not a hang if no rank waits and one computes, others have ended in order, or all have exhausted their data.
             return None
         unknown = tuple(rank for rank in blocking if rank.activity is Activity.UNKNOWN)
         return HangCandidate(self.silent_s, after_s, self.longest_gap_s, (*dead, *blocking), waiting, unknown)
@@ -285,7 +285,7 @@ def unknown_sentence(candidate: HangCandidate, here: str) -> str:
 
 
 def elsewhere_sentence(silent_s: float, computing: Sequence[WatchedRank]) -> str:
-    """Message that ranks of other hosts may wait for this one, where no rank waits, and which ranks compute."""
+    """Message that no rank of this host waits, that ranks of other hosts may wait for it, and which ranks compute."""
     return f"no rank of this host has finished a step for {_seconds(silent_s)}; ranks of other hosts may wait for it: {_listed(computing)}."
 
 

@@ -365,7 +365,7 @@ class HangMonitor:
         return list(found.values())
 
     def _keep(self, name: str, document: dict[str, Any]) -> None:
-        with suppress(OSError):  # its memory is full, or gone
+        with suppress(OSError):  # the memory-backed folder is full or gone
             keep_host_document(self._root, name, document)
 
     def _finish(self) -> None:
