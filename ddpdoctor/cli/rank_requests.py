@@ -101,7 +101,7 @@ LEAD_S = 6.0
 request that a rank refuses must be withdrawn before the window opens."""
 _ANSWER_S = 4.0
 _POLL_S = 0.5
-_LEAST_S, _TIMES_LONGEST, _TIMES_IN_LONG_PHASE = 60.0, Tuning.times_longest, Tuning.times_in_long_phase
+_LEAST_S, _TIMES_LONGEST, _TIMES_IN_LONG_PHASE = 60.0, Tuning.longest_gap_factor, Tuning.long_phase_factor
 """Limits of the time without a finished step, see :func:`why_no_window`."""
 _SAVED, _OVER = "saved", ("saved", "skipped", "failed")
 """States of a window in rank.json."""
@@ -115,7 +115,7 @@ def capture(run: Path, steps: int, first: int | None) -> None:
     ranks = running_ranks(run)
     recover(str(run))
     live = LiveRun(run)
-    live.look()
+    live.update()
     if why := why_no_window(live, ranks, live.silent_s() or 0.0):
         raise UnusableInput(f"no window, because {why}")
     hosts_here = {live.ranks[rank.rank].host for rank in ranks if rank.rank in live.ranks}
@@ -252,7 +252,7 @@ def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureRequ
     silent_since_s, progress = time.monotonic() - (live.silent_s() or 0.0), ""
     why = None
     while True:
-        live.look()
+        live.update()
         recover(str(run))
         states = {
             rank: next((c for c in _captures(folder) if c.get("number") == order.number), {})
@@ -271,7 +271,7 @@ def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureRequ
         delete_requests(rank.spool, order.request, CAPTURE_ORDER)
     if why is not None:
         raise UnusableInput(f"the window is cancelled, because {why}")
-    live.look()  # ranks may have ended since
+    live.update()  # ranks may have ended since
     ended = f"the job {'was killed' if live.gone else 'ended'} before it was saved"
     for number, state in states.items():
         if state.get("state") != _SAVED:
