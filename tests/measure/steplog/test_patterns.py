@@ -218,7 +218,7 @@ def test_other_jobs_that_come_and_go_are_no_growth() -> None:
     kinds = [
         each.kind
         for _ in range(RUNS)
-        for each in patterns(0.02 * np.repeat(levels, 20) * (1 + 0.03 * random.standard_normal(400)))
+        for each in patterns(0.02 * np.repeat(levels, 20) * (1 + 0.2 * random.standard_normal(400)))
     ]
     assert PatternKind.GROWING not in kinds
 
