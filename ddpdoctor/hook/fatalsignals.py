@@ -1,7 +1,6 @@
-"""Whether the hook or the job has enabled faulthandler: a process has one handler of fatal signals, and the job's
-own use has precedence.
+"""Tracks whether the hook or the job enabled faulthandler. A process has one handler of fatal signals; the job's takes precedence.
 
-Imported at the start of every Python below the command, before any code of the job.
+Imported at the start of every Python process of the command, before any code of the job.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ enable, disable, is_enabled = faulthandler.enable, faulthandler.disable, faultha
 
 
 enabled_by_hook = [False]
-"""Whether the hook has enabled faulthandler, and the job has not since."""
+"""Whether the hook has enabled faulthandler and the job has not done so since."""
 
 
 def watch() -> None:
-    """Wrap faulthandler's functions to notice calls by the job."""
+    """Wrap faulthandler's functions to detect calls by the job."""
     for name, original in (("enable", enable), ("disable", disable)):
         setattr(faulthandler, name, _noticed(name, original))
     setattr(faulthandler, "is_enabled", _named("is_enabled", lambda: is_enabled() and not enabled_by_hook[0]))

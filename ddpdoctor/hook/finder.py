@@ -1,4 +1,4 @@
-"""Calls a function once a module has been imported, without importing it or leaving a trace in it."""
+"""Calls a function after a module is imported. It does not import the module and leaves no attribute in it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 _wanted: dict[str, tuple[str, str]] = {}
-"""By the name of a module that is waited for: the module to import then, and the function in it to call."""
+"""Name of an awaited module: (module to import after it, function of that module to call)."""
 
 
 class _Finder:
-    """First on ``sys.meta_path``: a dictionary look-up for every module, and for the wanted ones a call after its execution."""
+    """First entry of ``sys.meta_path``. Costs one dictionary lookup per imported module."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -25,7 +25,10 @@ class _Finder:
 
 
 def after_import(name: str, module: str, function: str) -> None:
-    """Once ``name`` is imported, import ``module`` and call its ``function``; at once where it is. Errors after an import are swallowed."""
+    """Import ``module`` and call its ``function`` after ``name`` is imported, or now if it already is.
+
+    Errors in a call after an import are ignored.
+    """
     if name in sys.modules:
         getattr(importlib.import_module(module), function)()
         return
@@ -47,7 +50,7 @@ def _watched_spec(name: str, path: Any, target: Any) -> ModuleSpec | None:
     execute = loader.exec_module
 
     def exec_module(module: Any) -> None:
-        # An attribute of this one loader, gone before the import: type(torch.__loader__) stays what it was.
+        # Set on this loader instance only and removed before the import, so type(torch.__loader__) is unchanged.
         vars(loader).pop("exec_module", None)
         try:
             execute(module)

@@ -1,8 +1,8 @@
-"""Where the recording of a process begins and ends, and its helpers: writer, sampler, settings, status thread and profiler window.
+"""Starts and ends the recording of a process and its helpers: writer, sampler, settings, status thread and profiler window.
 
-It begins when ``init_process_group`` has returned in this very process: ``RANK`` in the environment says nothing, it is
-inherited by data loader workers and helper processes. A job without a process group is recorded, as rank 0 of 1, from its
-first optimizer step on.
+The recording starts when ``init_process_group`` has returned in this process. ``RANK`` in the environment is not enough, because
+data loader workers and helper processes inherit it. A job without a process group is recorded as rank 0 of 1, from its first
+optimizer step.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .stalls import (
 )
 
 _MANY_PROCESSES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""Variables in which launchers of several processes say how many they start: torchrun, Slurm, Open MPI, MPICH."""
+"""Variables in which launchers put the number of processes: torchrun, Slurm, Open MPI, MPICH."""
 
 _STEP_LOG = guard.part("step log")
 _LOADER_WORKERS = guard.part("data loader workers")
 _COPYING_S = 0.5
-"""The part of the wait at the job's end that is reserved for the last copy to the run directory."""
+"""Seconds of the wait at the job's end that are reserved for the last copy to the run directory."""
 _NO_WAIT_S = 0.25
-"""Duration of an end that does not reduce the session's budget: some jobs end their process group many times."""
+"""A flush up to this long, s, does not reduce the session's budget, because some jobs destroy their process group many times."""
 
 
 class Services:
@@ -51,11 +51,10 @@ class Services:
 
 
 at_start: list[Callable[[Session], None]] = []
-"""Called with each session that begins, once it knows its settings."""
+"""Called with each new session, after its settings were read."""
 
 
 def _start(session: Session) -> None:
-    """Start the session's helpers and fill in rank.json."""
     session.document = settings.at_start(session)
     session.services = services = Services(session)
     guarded(_LOADER_WORKERS, accept_workers)(session.spool)
@@ -79,9 +78,9 @@ def _start(session: Session) -> None:
 
 
 def _flush(session: Session, ending: bool = False) -> None:
-    """Copy everything recorded so far to the run directory, within the time that the job's end may wait.
+    """Copy everything recorded so far to the run directory, within the session's remaining patience.
 
-    The rest stays in the spool. ``ending``: nothing is recorded any more.
+    What is not copied stays in the spool. ``ending``: this is the last flush of the session.
     """
     services: Services | None = session.services
     if services is None:
@@ -104,8 +103,8 @@ def _flush(session: Session, ending: bool = False) -> None:
 
 
 def _end_steps(session: Session, services: Services, deadline_s: float) -> float:
-    """Finish what the steps so far have begun, waiting for the window until ``deadline_s`` (monotonic). Returns how
-    long torch took to close the profiler, s."""
+    """Close the last step and the profiler window, waiting for the latter until ``deadline_s`` (monotonic). Returns how long torch
+    took to close the profiler, s."""
     captures = services.captures
     closed_before_s = captures.closing_s
     session.stepping.finish()
@@ -125,13 +124,11 @@ def _report_uncopied(session: Session) -> None:
 
 
 def _write_end_status(session: Session) -> None:
-    """Write how the interpreter ends."""
     if session.services is not None:
         session.services.status_thread.write_end_status()
 
 
 def _stop(session: Session) -> None:
-    """Flush, then end the session."""
     try:
         _flush(session, ending=True)
     finally:
@@ -140,18 +137,20 @@ def _stop(session: Session) -> None:
 
 
 at_fork: list[Callable[[], None]] = []
-"""Functions to call in a forked child, where calls in progress are the parent's."""
+"""Functions to call in a forked child, to reset the state of calls in progress in the parent."""
 depths: list[list[int]] = []
-"""Counters of nested calls in progress; set to 0 in a forked child."""
+"""Nesting counters of calls in progress; set to 0 in a forked child."""
 _PART = guard.part("end of the job")
 
 _alone: list[bool] = []
-"""Whether this process may be recorded without a process group; determined once."""
+"""Whether this process may be recorded without a process group. Empty until determined."""
 
 
 def arm(rank: int, world_size: int, joining_ns: int | None = None) -> Session | None:
-    """Start recording this process as ``rank``, or continue the present recording if it is of the same rank. ``joining_ns``: when
-    it called ``init_process_group``, epoch ns."""
+    """Start recording this process as ``rank``; continue the current recording if it has the same rank and world size.
+
+    ``joining_ns``: when ``init_process_group`` was called, epoch ns.
+    """
     session = active.session
     if session is not None:
         if (session.rank, session.world_size) == (rank, world_size):
@@ -170,7 +169,7 @@ def arm(rank: int, world_size: int, joining_ns: int | None = None) -> Session | 
 
 
 def _begun(rank: int, world_size: int, run: str, place: str) -> Session | None:
-    """A new recording, with its spool in ``place``; None if it cannot be written, which is reported to the user."""
+    """Create a session with its spool in ``place``. Returns None if it cannot be written, which is reported to the user."""
     refusing = place
     try:
         spool = Spool(place, rank, run)
@@ -187,8 +186,10 @@ def _begun(rank: int, world_size: int, run: str, place: str) -> Session | None:
 
 
 def arm_alone() -> Session | None:
-    """At an optimizer step, or a user's mark, outside of a process group: record a job of one process. None where this is not
-    one."""
+    """Start recording a job of one process, at an optimizer step or a user's mark outside of a process group.
+
+    Returns None if this process is not such a job.
+    """
     if not _alone:
         is_child = multiprocessing.parent_process() is not None
         one = all(os.environ.get(name) in (None, "", "1") for name in _MANY_PROCESSES)
@@ -201,15 +202,14 @@ def arm_alone() -> Session | None:
 
 
 def flush() -> None:
-    """Copy everything recorded to the run directory, because the process may be about to die. Waits for the copy,
-    for a limited time."""
+    """Copy everything recorded to the run directory, because the process may be about to die. Waits for a limited time."""
     session = active.session
     if session is not None and session.recorder.pid == os.getpid():
         _flush(session)
 
 
 def disarm() -> None:
-    """End the recording in an orderly way."""
+    """End the recording and flush it."""
     session = active.session
     if session is not None and session.recorder.pid == os.getpid():
         _stop(session)
@@ -217,7 +217,7 @@ def disarm() -> None:
 
 
 def forget() -> None:
-    """In a forked child: the recording is the parent's. The child may still become a rank of its own."""
+    """Drop the parent's recording in a forked child. The child may still become a rank itself."""
     active.stop()
     forget_faults()
     forget_unjoined()
@@ -230,7 +230,7 @@ def forget() -> None:
 
 
 def write_end_status(error: BaseException | None = None) -> None:
-    """Write how the process ends, just before it does: by ``error`` if a caught exception ends it."""
+    """Write how the process ends, just before it does. ``error``: the caught exception that ends it."""
     if error is not None:
         set_fatal_exception(error)
     session = active.session
@@ -248,9 +248,9 @@ def _at_exit() -> None:
 
 
 def watch_process() -> None:
-    """Once per process: end the recording at exit, forget it in forked children, and say that it may become a rank."""
+    """Register the handlers for exit and fork, and create the status file of a rank that has not joined. Called once per process."""
     begin_unjoined()
-    # The one registered last is called first. A profiler that is still open where the interpreter ends crashes the process.
+    # atexit calls the last one registered first. A profiler that is still open at interpreter exit crashes the process.
     atexit.register(guarded(guard.part("profiler window"), close_left_open))
     atexit.register(_at_exit)
     os.register_at_fork(after_in_child=guarded(guard.part("fork"), forget))
@@ -267,4 +267,4 @@ def _mark() -> None:
 
 
 step = guarded(_MARKS, _mark)
-"""What ``ddpdoctor.step()`` calls in a rank."""
+"""Called by ``ddpdoctor.step()`` in a rank."""

@@ -1,5 +1,4 @@
-"""Numbers for models, loaders and optimizers of the job, the sizes that decide their speed, and where they were
-constructed."""
+"""Registry of the job's models, loaders and optimizers: their numbers, batch and input sizes, and where they were constructed."""
 
 from __future__ import annotations
 
@@ -12,18 +11,19 @@ from typing import Any, Callable, Generic, Optional, TypeVar
 from .source_lines import HIDDEN, USER, CodeKinds, Lines, Place
 
 MOST_LISTED = 256
-"""Objects of a kind that rank.json describes, the first ones (some 400 bytes each); the others are only counted."""
+"""Upper limit of the objects of one kind described in rank.json, some 400 bytes each. The first ones are described, the rest
+counted."""
 
 Value = TypeVar("Value")
 Listed = tuple["weakref.ref[Any]", Optional[int]]
-"""A thing, weakly, and the number of its source line."""
+"""An object, held weakly, and the number of its source line."""
 
 
 class WeakMap(Generic[Value]):
     """A map from objects, held weakly, to values."""
 
     def __init__(self, gone: Callable[[Value], None] = lambda value: None) -> None:
-        """``gone`` is called with the value of an object that has been freed, on any thread."""
+        """``gone`` is called with the value of each freed object, on any thread."""
         self._known: dict[int, tuple[Any, Value]] = {}
         self._gone = gone
 
@@ -39,12 +39,12 @@ class WeakMap(Generic[Value]):
         def forget(reference: weakref.ref[Any]) -> None:
             try:
                 known = self._known.get(key)
-                # The id may be another thing's by now.
+                # The id may have been reused for another object.
                 if known is not None and known[0] is reference:
                     del self._known[key]
                     self._gone(known[1])
             except Exception:
-                pass  # Python would print it among what the job prints
+                pass  # Python would print it to the job's stderr
 
         reference = weakref.ref(thing, forget)
         self._known[key] = reference, value
@@ -52,14 +52,14 @@ class WeakMap(Generic[Value]):
 
 
 class NumberedWeakMap(WeakMap[Value]):
-    """Objects of one kind, numbered in the order in which they were first seen, with a value each."""
+    """Objects of one kind, numbered in the order in which they were first seen, with a value for each."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
-        """Objects so far: the next one's number."""
+        """Number of objects so far, which is the next number."""
         self.listed: list[Listed] = []
-        """By number, the first ``MOST_LISTED``."""
+        """The first ``MOST_LISTED`` objects, by number."""
 
     def add(self, thing: Any, line: int | None, value: Value) -> None:
         """Give ``thing`` the next number."""
@@ -70,11 +70,11 @@ class NumberedWeakMap(WeakMap[Value]):
 
 
 _DEEPEST_BATCH = 4
-"""Containers in containers that are looked into for a tensor: a dictionary of lists of pairs is one less."""
+"""Levels of nesting that are searched for a tensor, the tensor included. A dictionary of lists of pairs of tensors has 4."""
 
 
 def batch_size(batch: Any) -> int | None:
-    """The first dimension of the first tensor in a batch; of a plain list of things, its length. None where there is neither."""
+    """The first dimension of the first tensor in a batch; the length of a plain list of numbers or strings; otherwise None."""
     for _ in range(_DEEPEST_BATCH):
         shape = getattr(batch, "shape", None)
         if shape is not None:
@@ -92,7 +92,7 @@ def batch_size(batch: Any) -> int | None:
 
 
 def input_elements(values: Any, nested: int = 2) -> int:
-    """Elements of all tensors among the arguments, and in the lists and dictionaries among them."""
+    """Number of elements of all tensors in the arguments, including those in lists and dictionaries."""
     total = 0
     for value in values:
         if hasattr(value, "numel"):
@@ -108,9 +108,9 @@ _ASKS = "get_worker_info"
 
 
 def asks_for_worker(data: Any) -> bool:
-    """Whether the code of an iterable dataset, of its class or of what it wraps, refers to ``get_worker_info``.
+    """Whether the code of an iterable dataset, or of an object it wraps, refers to ``get_worker_info``.
 
-    The code is read, not run: the dataset's own, and that of functions of its module which it calls.
+    The code is read, not run: that of the classes, and of the functions of their modules that it calls.
     """
     held = vars(data).values() if hasattr(data, "__dict__") else ()
     return any(_class_asks(owner) for kind in {type(data), *map(type, held)} for owner in kind.__mro__)
@@ -143,21 +143,21 @@ def _codes(code: Any) -> Iterator[CodeType]:
 
 
 _Place = tuple[CodeType, int, tuple[Place, ...]]
-"""A line that constructs something, and the lines of well-known packages through which it does."""
+"""A line that constructs an object, and the lines of well-known packages between it and the constructor."""
 _loaders_of: dict[int, dict[tuple[int, int], list[_Place]]] = {}
-"""By the id of a dataset (which its loaders keep alive), then by place (id of the code, line): the place once for
-each living loader constructed there."""
+"""Per dataset id (its loaders keep the dataset alive) and place (id of the code, line): the place, once for each living loader
+constructed there."""
 _kinds: list[CodeKinds] = []
-"""One, made when it is first needed, because reading the interpreter's folders takes time."""
+"""One instance, created when first needed, because reading the interpreter's folders takes time."""
 
 
 def record_construction(thing: Any, dataset: Any, frame: FrameType | None) -> None:
-    """The constructor of ``thing`` begins, a loader of ``dataset`` unless that is None, in the stack that ends in ``frame``."""
+    """Record where ``thing`` is constructed, from the stack that ends in ``frame``. ``dataset`` is None if it is not a loader."""
     if _built.find(thing) is not None:
         return
     if not _kinds:
         _kinds.append(CodeKinds())
-    # Whatever user's line comes first: a subclass's own constructor counts as one.
+    # The user's innermost line, also if it is in a subclass's own constructor.
     users = _kinds[0].user_frame(frame)
     if users is None:
         return
@@ -171,7 +171,7 @@ def record_construction(thing: Any, dataset: Any, frame: FrameType | None) -> No
 
 
 def _key_of(place: _Place) -> tuple[int, int]:
-    # To hash code is to hash its constants.
+    # Hashing a code object hashes its constants.
     return id(place[0]), place[1]
 
 
@@ -192,8 +192,7 @@ _built: WeakMap[tuple[_Place, int]] = WeakMap(_forget_loader)
 
 
 def _built_by(frame: FrameType | None) -> int:
-    """The frame that constructs the object; constructors of installed packages are skipped in favour of their
-    callers."""
+    """The kind of code that constructs the object. Constructors of installed packages are skipped in favour of their callers."""
     caller = frame
     while caller is not None:
         kind = _kinds[0].of(caller.f_code)
@@ -204,17 +203,17 @@ def _built_by(frame: FrameType | None) -> int:
 
 
 def _place_of_original(dataset: Any) -> _Place | None:
-    """Where the loader of ``dataset`` was constructed that a framework has replaced by its own.
+    """Where the original loader of ``dataset`` was constructed, if a framework has replaced it.
 
-    accelerate's ``prepare`` and Lightning's ``fit`` do. The user's arguments are where the original was constructed.
-    None if no place, or more than one, has constructed such loaders.
+    accelerate's ``prepare`` and Lightning's ``fit`` do that. The user's arguments are at the original's constructor call. Returns
+    None unless the loaders of this dataset were constructed at exactly one place.
     """
     places = _loaders_of.get(id(dataset), {})
     return next(iter(places.values()))[0] if len(places) == 1 else None
 
 
 def line_of(thing: Any, lines: Lines) -> int | None:
-    """The number of the line that constructed ``thing``; None if it is unknown."""
+    """The number of the line that constructed ``thing``; None if unknown."""
     known = _built.find(thing)
     if known is None:
         return None

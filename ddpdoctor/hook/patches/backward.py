@@ -1,4 +1,4 @@
-"""Backward passes, and when each of DDP's buckets was ready in them."""
+"""Wraps backward passes, and records when each of DDP's buckets was ready in them."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ _BACKWARD = EventKind.BACKWARD.opening
 _REDUCING = EventKind.BACKWARD.opening + EventField.GROUP.next_key
 
 _METHOD: Any = None
-"""The code of ``Tensor.backward``, from the installation on."""
+"""The code of ``Tensor.backward``; set by ``install``."""
 
 _RECORDED = -2
-"""Of a backward that does not go the short way. -1 is one that goes it, and for which there is no slot in the page of calls."""
+"""``place`` of a backward that does not take the fast path. -1: it takes the fast path, but the calls page has no free slot for it."""
 
 _Token = tuple[Session, int, str, int]
-"""The recording, the start, 0 in steps of which only the times are kept, the field with the source line, and where the call was
-written down."""
+"""The session, the start (0 in steps of which only the times are kept), the field with the source line, and the index of the call
+in the calls page."""
 
 
 class Usual:
-    """The backward that was called last; usually the next one is called from the same line and reduces the same
-    model."""
+    """The last backward. The next one is usually called from the same line and reduces the same model."""
 
     __slots__ = ("at", "call", "code", "is_method", "model", "where")
 
     def __init__(self, frame: FrameType, call: Call, model: weakref.ref[Any], where: str) -> None:
-        """``frame`` called torch's function, or this one's caller did: ``Tensor.backward``."""
+        """``frame`` called ``torch.autograd.backward``. It is ``Tensor.backward`` or the caller's own frame."""
         caller = frame.f_back
         self.is_method = frame.f_code is _METHOD and caller is not None
         called = caller if self.is_method and caller is not None else frame
@@ -47,8 +46,10 @@ class Usual:
 
 
 def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:  # noqa: C901
-    """As ``around``, with a short way for a backward from the usual line in a step of which only the times are kept. It is
-    taken in almost every step, where the caches are cold before and after the backward: it makes as few calls as can be."""
+    """Like ``around``, with a fast path for a backward from the usual line in a step of which only the times are kept.
+
+    Almost every step takes the fast path. It makes as few calls as possible, because the hook's code is not in the CPU caches then.
+    """
     failed = exception_recorder(Phase.BACKWARD)
     recorded = around(original, _PART, _before, _after, failed=failed)
 
@@ -67,7 +68,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:  # noqa: C901
                         if model.require_backward_grad_sync:
                             place = recorder.calls.begin(usual.call, recorder.step, own=True)
                             numbers = recorder.calls.numbers
-                            # Last: it would stay raised where a handler of the job's raised before this.
+                            # Set last: an exception from a signal handler of the job must not leave it set.
                             backward.depth = 1
             except Exception as error:
                 place = _RECORDED
@@ -85,7 +86,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:  # noqa: C901
                 except Exception as error:
                     if not counted(_PART, error):
                         raise
-            # Without the line of this wrapper, as in ``around``.
+            # Remove this wrapper's line from the traceback, as in ``around``.
             raised.__traceback__ = raised.__traceback__ and raised.__traceback__.tb_next
             raise
         backward.depth = 0
@@ -119,14 +120,16 @@ def _before(args: Any, kwargs: Any) -> _Token | None:
             if current.devices is not None and current.devices.timing:
                 current.devices.mark("bwd")
     start = perf_counter_ns() if full else 0
-    # Last: it would stay raised where a handler of the job's raised before this.
+    # Set last: an exception from a signal handler of the job must not leave it set.
     backward.depth += 1
     return current, start, where, place
 
 
 def _begin_reduction(current: Session, frame: FrameType) -> tuple[str, int]:
-    """The field with the source line. A backward in which DDP reduces gradients synchronizes all ranks, so it is
-    written in every step, like a collective."""
+    """Return the field with the source line, and the index of the call in the calls page.
+
+    A backward in which DDP reduces gradients synchronizes all ranks, so it is recorded in every step, like a collective.
+    """
     calls, model = current.recorder.calls, current.models.to_reduce()
     where = _line_of(current, frame, frame.f_back or frame)
     if model is None:
@@ -137,12 +140,12 @@ def _begin_reduction(current: Session, frame: FrameType) -> tuple[str, int]:
 
 
 def _line_of(current: Session, frame: FrameType, above: FrameType) -> str:
-    """The field with the source line; calls from one place are looked up once."""
+    """The field with the source line, cached by place."""
     recorder, known = current.recorder, current.backward.lines
     key = id(frame.f_code), frame.f_lasti, id(above.f_code), above.f_lasti
     before = known.get(key)
     if before is None:
-        # With the code, so that no other gets its id.
+        # Keeping the code objects prevents reuse of their ids.
         before = recorder.lines.caller(), frame.f_code, above.f_code
         recorder.flush_definitions()
         if len(known) < MOST_PLACES:
@@ -160,7 +163,7 @@ def _after(token: _Token, result: Any) -> None:
     if not start or backward.depth or current is not active.session:
         return
     if optimizers.open_step.depth:
-        # It may have run in the optimizer's closure.
+        # The backward may have run in the optimizer's closure.
         optimizers.open_step.nested_end = end
     recorder = current.recorder
     if current.devices is not None and current.devices.timing:

@@ -1,10 +1,10 @@
-"""Collectives that the job calls from Python, and waits for those it called asynchronously.
+"""Wraps collectives that the job calls from Python, and waits for asynchronous ones.
 
-torch decorates almost all of them; the replaced function sits in the decorator's closure, so that names imported earlier, the
-functions' identity and what ``torch.compile`` knows about them stay as they are. Collectives inside others are not counted.
+torch decorates almost all of them. The wrapped function is replaced in the decorator's closure, so that names imported earlier, the
+functions' identity and the state of ``torch.compile`` stay valid. Collectives called inside other collectives are not recorded.
 
-In every step, whether or not its events are recorded, each call is written as it begins, see
-:mod:`..recording.crash_records`. The fields of a call from a known place are cached.
+In every step, even one whose events are not recorded, each call is written when it begins; see :mod:`..recording.crash_records`.
+The fields of a call from a known place are cached.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _GROUP_POSITION.update(
         3,
     )
 )
-"""Of the argument ``group``, by function."""
+"""Position of the argument ``group``, by function."""
 _BY_NAME = 99
-"""Larger than the number of arguments of any function: the group is given by its name, if at all."""
+"""Larger than the number of arguments of any function: ``group`` can only be a keyword argument."""
 _TENSOR_POSITION = {
     "reduce_scatter_tensor": 1,
     "all_gather_into_tensor": 1,
@@ -61,25 +61,24 @@ _TENSOR_POSITION = {
     "all_to_all_single": 1,
     "reduce_scatter": 1,
 }
-"""Where the tensor that this rank contributes is not the first argument."""
+"""Position of the tensor that this rank contributes, if it is not the first argument."""
 _PEER = dict.fromkeys("reduce gather gather_object send isend".split(), EventField.DESTINATION)
 _PEER.update(dict.fromkeys("broadcast broadcast_object_list scatter recv irecv".split(), EventField.SOURCE))
-"""The argument that names one rank, behind the tensor. In torch it has the name that it has in the step log:
-``dst``, ``src``."""
+"""The argument with the peer rank, which follows the tensor. Its name in torch, ``dst`` or ``src``, is also the one in the step
+log."""
 
 _MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
-"""Messages between two ranks: the others call nothing meanwhile."""
+"""Point-to-point messages. Ranks that are not involved call nothing, so these are not counted as calls of the group."""
 _DTYPE = CallField.DTYPE.next_key
 
 _Token = tuple[int, str, int]
-"""The start, perf_counter_ns, the fields of the event, and where the call was written down."""
+"""The start (perf_counter_ns), the fields of the event, and the index of the call in the calls page."""
 _FRAMES_ABOVE = 3
-"""Frames from the function that runs as a call begins to the caller of torch: the wrapper and torch's decorator lie
-between."""
+"""Frames from the function that runs when a call begins to the caller of torch, past the wrapper and torch's decorator."""
 
 
 _depth = [0]
-"""How many collectives deep the training thread is."""
+"""Nesting depth of collectives on the training thread."""
 
 
 def _start_of(name: str) -> Before:  # noqa: C901
@@ -134,7 +133,7 @@ def _start_of(name: str) -> Before:  # noqa: C901
         recorder.flush_definitions()
         place = recorder.calls.begin(call, recorder.step)
         token = perf_counter_ns() if active.full else 0, fields, place
-        # Last: it would stay raised where a handler of the job's raised before this.
+        # Set last: an exception from a signal handler of the job must not leave it set.
         _depth[0] = 1
         return token
 
@@ -142,7 +141,7 @@ def _start_of(name: str) -> Before:  # noqa: C901
 
 
 def _bytes(value: Any) -> int | None:
-    """Bytes of a tensor or a list of tensors."""
+    """Bytes of a tensor or a list of tensors; None for anything else."""
     try:
         if type(value) in (list, tuple):
             return int(sum(each.numel() * each.element_size() for each in value))
@@ -179,7 +178,7 @@ def _after_wait(token: tuple[int, str], result: Any) -> None:
 
 
 def install(patches: Patches) -> None:
-    """Reach into the decorators' closures, replace the few undecorated functions, and ``Work.wait``."""
+    """Replace the functions in the decorators' closures, the few undecorated ones, and ``Work.wait``."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 

@@ -1,5 +1,5 @@
-"""The data loader: how long the training thread waited for each batch, and for the start of the workers; and the workers' loop, in
-their own processes."""
+"""Wraps the data loader: how long the training thread waited for each batch and for the start of the workers; and the workers'
+loop, in their own processes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _before_next(args: Any, kwargs: Any) -> tuple[Any, int, str, int] | None:
     recorder, iterator = active.recorder, args[0]
     if recorder is None or recorder.thread != get_ident():
         return None
-    # Clocks of this process do not show what workers do.
+    # This process's clocks do not include what workers do.
     awake = recorder.awake_ns() if getattr(iterator, "_num_workers", -1) == 0 else -1
     return iterator, perf_counter_ns(), recorder.lines.caller() + _waiting(iterator), awake
 
@@ -80,7 +80,7 @@ def _after_next(token: tuple[Any, int, str, int], result: Any) -> None:
 
 
 def _waiting(iterator: Any) -> str:
-    """How many batches the workers have ready, as the training thread asks for one."""
+    """The field with the number of batches that the workers have ready."""
     queue = getattr(iterator, "_data_queue", None)
     if queue is None:
         return ""
@@ -92,18 +92,18 @@ def _waiting(iterator: Any) -> str:
 
 
 def _note_workers(current: Session, iterator: Any, number: int) -> None:
-    """Write which processes are the workers of this loader."""
+    """Write the process ids of this loader's workers."""
     pids = [worker.pid for worker in getattr(iterator, "_workers", ())]
     if pids:
         line = f"{{{WorkerField.LOADER.key}{number}{WorkerField.PROCESSES.next_key}{pids}}}\n"
         try:
             append_lines(current.spool.directory, line.encode())
         except OSError:
-            pass  # no worker can write there either
+            pass  # workers cannot write there either
 
 
 def _before_loop(args: Any, kwargs: Any) -> WorkerRecorder | None:
-    """A worker begins: record how it prepares its batches."""
+    """Start recording in a worker process."""
     from torch.utils.data._utils import fetch
 
     root = os.environ.get(SPOOL)
@@ -130,6 +130,7 @@ def install(patches: Patches) -> None:
         iterator, "__next__", around(iterator.__next__, _PART, _before_next, _after_next, active)
     )
     patches.attribute(loader, "__iter__", around(loader.__iter__, _PART, _before_iter, _after_iter))
-    # Found by its name where workers are spawned, so this process and a worker must both have it wrapped, or both not: both do.
+    # Spawned workers find it by its name, so it must be wrapped in both this process and the worker, or in neither. Both
+    # wrap it.
     loop = around(worker._worker_loop, _PART_OF_WORKERS, _before_loop, _after_loop)
     patches.attribute(worker, "_worker_loop", loop)

@@ -1,13 +1,13 @@
-"""faulthandler, writing to a file of the spool: at a fatal signal, and at a signal of the launcher's hang monitor to
-a rank that does not answer; and a rank before its process group exists.
+"""Writes stacks by faulthandler, to a file of the spool: at a fatal signal, and at a signal of the launcher's hang monitor to a
+rank that does not answer. Also writes the status file of a rank without a process group.
 
-It uses one real-time signal, and writes the stack of the process's first thread, which takes the signal, and of no
-other: walking the stack of a running thread crashes the process once in some hundred times if that stack is deep. So no
-timer is used: a timer of faulthandler's (``dump_traceback_later``) walks all stacks, also of a healthy process that was
-suspended for a while. A signal for which the job has a handler, or which it blocks, is not used.
+It uses one real-time signal and writes only the stack of the process's first thread, which receives the signal: walking the stack
+of a running thread crashes the process about once in some hundred times if the stack is deep. No timer is used, because
+faulthandler's (``dump_traceback_later``) walks all stacks, also those of a healthy process that was suspended for a while. A signal
+that the job handles or blocks is not used.
 
-Before its process group exists a rank has a status file and that signal, and the hook runs no thread and no timer. The launcher's
-hang monitor sends the signal if other ranks have waited for long, but never to a rank that has begun to join.
+Before its process group exists, a rank has a status file and that signal; the hook runs no thread and no timer. The launcher's hang
+monitor sends the signal if other ranks have waited for long, but never to a rank that has begun to join.
 """
 
 from __future__ import annotations
@@ -29,20 +29,19 @@ from ..profiling import can_be_read, stack_of
 from .rank_status import exception_documents, frames_of, uncaught
 
 _FATAL = ("SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL")
-"""Signals that faulthandler handles."""
 _BELOW_LAST = 9
-"""Of real-time signals the first ones are the C library's, and programs that use any count from either end."""
+"""Offset of the signal from SIGRTMAX. The C library uses the first real-time signals, and other programs count from either end."""
 _FREE = (signal.SIG_DFL, signal.SIG_IGN)
 
 
 _reserved = [0]
-"""The signal reserved in this process; 0 for none."""
+"""The signal reserved in this process; 0 if none."""
 _open: list[Faults] = []
 
 
 def reserve_signal() -> None:
-    """Have the signal ignored unless :func:`listen` was called: it must end no process that takes it just when
-    faulthandler has given it back. Works in the main thread only; Python allows no other to set a handler."""
+    """Ignore the signal unless :func:`listen` was called, so that it ends no process that receives it just after faulthandler was
+    unregistered. Has an effect on the main thread only; Python allows no other to set a handler."""
     number = int(getattr(signal, "SIGRTMAX", 0)) - _BELOW_LAST
     if _reserved[0] or number <= 0 or threading.current_thread() is not threading.main_thread():
         return
@@ -52,8 +51,7 @@ def reserve_signal() -> None:
 
 
 def listen(handle: int) -> int:
-    """Have faulthandler write to the open file ``handle`` at the signal from now on. Returns the signal, 0 if none
-    was free."""
+    """Make faulthandler write to the open file ``handle`` at the signal. Returns the signal; 0 if none was free."""
     number = _reserved[0]
     if number and signal.getsignal(number) is signal.SIG_IGN:
         faulthandler.register(number, file=handle, all_threads=False, chain=False)
@@ -62,17 +60,16 @@ def listen(handle: int) -> int:
 
 
 def stop_listening() -> None:
-    """Have the signal ignored again."""
-    # To unregister puts back what was before, also where the job has set a handler of its own since.
+    """Ignore the signal again."""
+    # Unregistering restores the previous handler, even if the job has set its own since.
     if _reserved[0] and signal.getsignal(_reserved[0]) is signal.SIG_IGN:
         faulthandler.unregister(_reserved[0])
 
 
 class Faults:
-    """The file for faulthandler, and its registrations. Only the status thread calls it, except for ``stop``."""
+    """The file for faulthandler, and its registrations. Only the status thread calls it, except ``stop``."""
 
     def __init__(self, handle: int) -> None:
-        """``handle`` is the open file."""
         self._handle = handle
         self._file = file_identity(handle)
         _open.append(self)
@@ -80,16 +77,16 @@ class Faults:
             fatalsignals.enable(file=handle, all_threads=True)
             fatalsignals.enabled_by_hook[0] = True
         self.signal = listen(handle)
-        """Of the operating system, at which the stack is written; 0 for none."""
+        """The signal at which the stack is written; 0 if none."""
 
     def look(self) -> None:
-        """Discard what was written so far: this thread runs, so no thread holds the GIL."""
+        """Discard what was written so far, because a running status thread shows that no thread holds the GIL."""
         if self.signal and signal.getsignal(self.signal) is not signal.SIG_IGN:
-            self.signal = 0  # the job has a handler of its own by now
+            self.signal = 0  # the job has set its own handler
         if self._file is None:
             return
         if file_identity(self._handle) != self._file:
-            # The job has closed all files that it did not know; the number may be one of its own by now.
+            # The job has closed all files that it did not open; the descriptor may be one of the job's now.
             self._file = None
             self.stop()
         else:
@@ -100,7 +97,7 @@ class Faults:
             os.ftruncate(self._handle, 0)
 
     def stop(self) -> None:
-        """Undo all that was set, and close the file."""
+        """Undo all registrations and close the file."""
         if self in _open:
             _open.remove(self)
             stop_listening()
@@ -118,7 +115,7 @@ def _give_back_fatal() -> None:
 
 
 def forget_faults() -> None:
-    """Forget, in a forked child, what its parent set."""
+    """Undo the parent's registrations in a forked child."""
     _give_back_fatal()
     if _open:
         stop_listening()
@@ -128,18 +125,18 @@ def forget_faults() -> None:
 
 
 def _fatal_signals_end_process() -> bool:
-    """Whether each fatal signal would end the process: a handler that Python did not set shows as None."""
+    """Whether each fatal signal would end the process. getsignal returns None for a handler that Python did not set."""
     numbers = [getattr(signal, name) for name in _FATAL if hasattr(signal, name)]
     return all(signal.getsignal(number) is signal.SIG_DFL for number in numbers)
 
 
 _UNJOINED = part("watching for ranks that do not join")
 _OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-"""Variables that launchers of ranks set; a launcher in a pod of several may have the first two itself."""
+"""Variables set by launchers of ranks. A launcher in a pod of several may itself have the first two."""
 
 
 _own_file: list[tuple[int, str]] = []
-"""The descriptor and path of this process's file, while it has one."""
+"""The descriptor and path of this process's status file, if it has one."""
 
 
 def _begin_unjoined() -> None:
@@ -168,7 +165,7 @@ def _note_join_started() -> None:
     for handle, _ in _own_file:
         append_unjoined(handle, joining_ns=time.time_ns())
         if can_be_read():
-            # It is not sent the signal from now on.
+            # The hang monitor does not send the signal from now on.
             append_unjoined(handle, frames=frames_of(stack_of(get_ident())))
 
 
@@ -192,12 +189,12 @@ def _forget_unjoined() -> None:
 
 
 begin_unjoined = guarded(_UNJOINED, _begin_unjoined)
-"""Create the file: this process may become a rank."""
+"""Create the status file, because this process may become a rank."""
 note_join_started = guarded(_UNJOINED, _note_join_started)
-"""Note that the process has called init_process_group."""
+"""Note that the process has called ``init_process_group``."""
 write_unjoined_end = guarded(_UNJOINED, _write_unjoined_end)
 """Write the exception that ends the process before it has joined."""
 end_unjoined = guarded(_UNJOINED, _end_unjoined)
-"""Remove the file: the process has joined."""
+"""Remove the status file, because the process has joined."""
 forget_unjoined = guarded(_UNJOINED, _forget_unjoined)
-"""Forget the file in a forked child, which is another process."""
+"""Close the parent's status file in a forked child."""

@@ -1,4 +1,4 @@
-"""Settings that are arguments of constructors: of data loaders, DDP modules and optimizers."""
+"""Changes settings that are constructor arguments of data loaders, DDP modules and optimizers."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ NAMES = (
 
 _MB = 1 << 20
 _Given = dict[str, Any]
-"""The arguments of a call by name, defaults included."""
+"""The arguments of a call by name, including defaults."""
 _Choose = Callable[[Trial, _Given], dict[str, Any]]
-"""Which of them to change, and to what."""
+"""Returns the arguments to change, with their new values."""
 _ReadBack = Callable[[Any, str], Any]
-"""What a setting of the object is now."""
+"""Returns the current value of a setting of the object."""
 
 
 def install(trial: Trial, patches: Patches) -> None:
@@ -90,7 +90,7 @@ def _changed(
         return given, {
             name: value for name, value in choose(trial, given).items() if name in signature.parameters
         }
-    except Exception as error:  # a call that the original refuses too, with its own message
+    except Exception as error:  # the original will refuse this call, too, with its own message
         _PART.failed(error)
         return {}, {}
 
@@ -109,7 +109,7 @@ def _of_ddp(ddp: Any, name: str) -> Any:
 
 def _optimizer_arguments(trial: Trial, given: _Given) -> dict[str, Any]:
     asked = trial.of("optimizer")
-    # torch refuses both at once.
+    # torch refuses both at the same time.
     if asked.get("fused"):
         return {**asked, "foreach": asked.get("foreach")}
     if asked.get("foreach"):
@@ -122,7 +122,7 @@ def _of_optimizer(optimizer: Any, name: str) -> Any:
 
 
 def _loader_arguments(trial: Trial, given: _Given) -> dict[str, Any]:
-    """Arguments that fit together: without workers there is nothing to prefetch, and no worker to keep."""
+    """Arguments that are consistent: without workers there is nothing to prefetch and no worker to keep."""
     asked = {name: value for name, value in trial.of("loader").items() if name in LOADER}
     why = _refused_workers(asked.get("num_workers"), given)
     if why:
