@@ -48,7 +48,6 @@ class Role:
 
 
 class _Assignment:
-
     __slots__ = ("generation", "role")
 
     def __init__(self, role: Role) -> None:
@@ -72,7 +71,7 @@ class Roles:
         if assignment is not None and assignment.generation == assignment.role.generation:
             return assignment.role
         assignment = _Assignment(self._next(*_described(optimizer)) if assignment is None else Role())
-        if type(optimizer).__weakrefoffset__:  # an object passed to a GradScaler may not support weak references
+        if type(optimizer).__weakrefoffset__:  # a scaler may be given an object without it
             self._assignments.hold(optimizer, assignment)
         return assignment.role
 
