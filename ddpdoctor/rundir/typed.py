@@ -1,4 +1,4 @@
-"""The types of the fields of manifest.json, rank.json and telemetry.jsonl. A field of another type is left out, with
+"""Types of the fields of manifest.json, rank.json, telemetry.jsonl and the status files. Fields of another type are left out, with
 a note."""
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from .stepevents import CallField, EventField, LineField
 
 Check = Callable[[Any], bool]
 _MOST_RANKS = 10_000_000
-"""No job has so many: a world size beyond it was not written by the hook."""
+"""Upper limit of a world size; a larger one was not written by the hook."""
 _LATEST_NS = 1 << 62
-"""In the year 2116; sums and differences of two moments before it have 64 bits."""
+"""In the year 2116. Sums and differences of two times before it fit into 64 bits."""
 _MOST_LETTERS = 1 << 20
 
 
@@ -28,7 +28,7 @@ def _number(value: Any) -> bool:
 
 
 def is_moment(value: Any) -> bool:
-    """Whether ``value`` can be a moment in nanoseconds of the epoch."""
+    """Whether ``value`` is a valid time in epoch ns."""
     return _whole(value) and 0 <= value < _LATEST_NS
 
 
@@ -74,7 +74,7 @@ def _each(check: Check, names: str) -> dict[str, Check]:
 
 
 def invalid_fields(document: Mapping[str, Any], fields: Mapping[str, Check]) -> dict[str, Any]:
-    """The fields of ``document`` that are not of the types they should have."""
+    """The fields of ``document`` whose types are invalid."""
     return {
         name: document[name]
         for name, check in fields.items()
@@ -122,7 +122,7 @@ RANK: Mapping[str, Check] = {
     "pid_namespace": _count,
     "process_groups": _list_of(_mapping),
     "ddp": _list_of(_DDP),
-    # No null for the id, for which the place in the list stands where there is none.
+    # The id must not be null. If it is missing, the position in the list counts.
     "loaders": _list_of(lambda value: _LOADER(value) and value.get("id", 0) is not None),
     "optimizers": _list_of(_mapping),
     "threads": _with(torch=_whole, interop=_whole),
@@ -181,12 +181,12 @@ _GPU: Mapping[str, Check] = {
 
 
 _FRAME = _list_of(lambda value: _text(value) or _count(value) or value is None)
-"""File, line and function of a place in code; the line may be unknown."""
+"""File, line and function of a frame; the line may be unknown."""
 _FRAMES = _list_of(_FRAME)
 
 
 def _groups(value: Any) -> bool:
-    """By the group's name: numbers of the last collective enqueued, started and completed, -1 for none or unknown."""
+    """By process group: numbers of the last collective enqueued, started and completed, -1 for none or unknown."""
     return isinstance(value, dict) and all(map(_list_of(_whole), value.values()))
 
 
@@ -254,7 +254,7 @@ ENDS: Mapping[str, Check] = {
 def fitting(
     document: dict[str, Any], fields: Mapping[str, Check], path: str, notes: list[Note]
 ) -> dict[str, Any]:
-    """``document`` of ``path`` without the fields whose types are not those of ``fields``; one note names them."""
+    """Return ``document`` of ``path`` without the fields that do not pass ``fields``. A note names them."""
     wrong = invalid_fields(document, fields)
     if not wrong:
         return document
