@@ -49,8 +49,8 @@ _Ranks = dict[int, "RankRecord"]
 
 
 def attempts_of(recordings: Sequence[RankRecord]) -> list[Attempt]:
-    """Group the ``recordings`` of a run into attempts, in the order in which they started; [] if no recording says which attempt it
-    is of.
+    """Group the ``recordings`` of a run into attempts, in the order in which they started; [] if no recording identifies its
+    attempt.
 
     Recordings of one attempt have the same job id, restart count and world size. If several are of one process, the longest counts.
     A recording of another process of the same rank belongs to another attempt, because a launcher does not count restarts caused by
@@ -143,7 +143,7 @@ def _continues(new: Sequence[RunDirectory], old: Sequence[RunDirectory]) -> bool
 
 
 def _started_as(run: RunDirectory) -> tuple[str, ...] | None:
-    """Working directory and command of a launcher; None if no command is known. Hosts differ in ``--node-rank``."""
+    """Working directory and command of a launcher; None if no command is known. Commands differ between hosts in ``--node-rank``."""
     command = run.manifest.get("command")
     return (str(run.manifest.get("cwd")), *map(str, command)) if command else None
 
