@@ -7,7 +7,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-_wanted: dict[str, tuple[str, str]] = {}
+_awaited: dict[str, tuple[str, str]] = {}
 """Name of an awaited module: (module to import after it, function of that module to call)."""
 
 
@@ -16,7 +16,7 @@ class _Finder:
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name not in _wanted:
+        if name not in _awaited:
             return None
         try:
             return _watched_spec(name, path, target)
@@ -32,7 +32,7 @@ def after_import(name: str, module: str, function: str) -> None:
     if name in sys.modules:
         getattr(importlib.import_module(module), function)()
         return
-    _wanted[name] = (module, function)
+    _awaited[name] = (module, function)
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)
 
@@ -57,10 +57,10 @@ def _watched_spec(name: str, path: Any, target: Any) -> ModuleSpec | None:
         except BaseException as raised:
             raised.__traceback__ = raised.__traceback__ and raised.__traceback__.tb_next
             raise
-        wanted = _wanted.pop(name, None)
-        if wanted is not None:
+        callback = _awaited.pop(name, None)
+        if callback is not None:
             try:
-                getattr(importlib.import_module(wanted[0]), wanted[1])()
+                getattr(importlib.import_module(callback[0]), callback[1])()
             except Exception:
                 pass
 

@@ -36,11 +36,11 @@ class Part:
             self.off = True
         frames = traceback.extract_tb(error.__traceback__)
         place = f" at {frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else ""
-        kept = record or f"{self.name}: {error_line(error)}{place}"
-        if len(errors) < _MESSAGES_KEPT and kept not in errors:
-            errors.append(kept)
-        what = f"recording of {self.name} has a problem ({error_line(error)}); the job goes on."
-        _report(f"ddpdoctor: {message or what}\n")
+        entry = record or f"{self.name}: {error_line(error)}{place}"
+        if len(errors) < _MESSAGES_KEPT and entry not in errors:
+            errors.append(entry)
+        sentence = f"recording of {self.name} has a problem ({error_line(error)}); the job goes on."
+        _report(f"ddpdoctor: {message or sentence}\n")
 
 
 def error_line(error: BaseException) -> str:

@@ -28,14 +28,14 @@ from .stalls import (
     write_unjoined_end,
 )
 
-_MANY_PROCESSES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Variables in which launchers put the number of processes: torchrun, Slurm, Open MPI, MPICH."""
 
 _STEP_LOG = guard.part("step log")
 _LOADER_WORKERS = guard.part("data loader workers")
-_COPYING_S = 0.5
+_COPY_RESERVE_S = 0.5
 """Seconds of the wait at the job's end that are reserved for the last copy to the run directory."""
-_NO_WAIT_S = 0.25
+_FREE_FLUSH_S = 0.25
 """A flush up to this long, s, does not reduce the session's budget, because some jobs destroy their process group many times."""
 
 
@@ -86,8 +86,8 @@ def _flush(session: Session, ending: bool = False) -> None:
     if services is None:
         return
     begun_s = time.monotonic()
-    closing_s = _end_steps(session, services, begun_s + session.patience_s - _COPYING_S)
-    deadline_s = max(begun_s + closing_s + session.patience_s, time.monotonic() + _NO_WAIT_S)
+    closing_s = _end_steps(session, services, begun_s + session.end_budget_s - _COPY_RESERVE_S)
+    deadline_s = max(begun_s + closing_s + session.end_budget_s, time.monotonic() + _FREE_FLUSH_S)
     session.document["ended_ns"] = time.time_ns()
     recorder = session.recorder
     recorder.write_now(f"{{{LineField.END.key}true{LineField.TIME_NS.next_key}{time.time_ns()}}}\n")
@@ -99,7 +99,7 @@ def _flush(session: Session, ending: bool = False) -> None:
     if not session.writer.flush(deadline_s, ending):
         _report_uncopied(session)
     waited_s = time.monotonic() - begun_s - closing_s
-    session.patience_s -= min(session.patience_s, max(0.0, waited_s - _NO_WAIT_S))
+    session.end_budget_s -= min(session.end_budget_s, max(0.0, waited_s - _FREE_FLUSH_S))
 
 
 def _end_steps(session: Session, services: Services, deadline_s: float) -> float:
@@ -142,7 +142,7 @@ depths: list[list[int]] = []
 """Nesting counters of calls in progress; set to 0 in a forked child."""
 _PART = guard.part("end of the job")
 
-_alone: list[bool] = []
+_may_record_alone: list[bool] = []
 """Whether this process may be recorded without a process group. Empty until determined."""
 
 
@@ -156,10 +156,10 @@ def arm(rank: int, world_size: int, joining_ns: int | None = None) -> Session | 
         if (session.rank, session.world_size) == (rank, world_size):
             return session
         disarm()
-    run, place = os.environ.get(environment.RUN), os.environ.get(environment.SPOOL)
-    if not run or not place:
+    run, spool_root = os.environ.get(environment.RUN), os.environ.get(environment.SPOOL)
+    if not run or not spool_root:
         return None
-    session = _begun(rank, world_size, run, place)
+    session = _new_session(rank, world_size, run, spool_root)
     end_unjoined()
     if session is not None:
         session.joining_ns = joining_ns
@@ -168,20 +168,20 @@ def arm(rank: int, world_size: int, joining_ns: int | None = None) -> Session | 
     return session
 
 
-def _begun(rank: int, world_size: int, run: str, place: str) -> Session | None:
-    """Create a session with its spool in ``place``. Returns None if it cannot be written, which is reported to the user."""
-    refusing = place
+def _new_session(rank: int, world_size: int, run: str, spool_root: str) -> Session | None:
+    """Create a session with its spool in ``spool_root``. Returns None if it cannot be written, which is reported to the user."""
+    unwritable = spool_root
     try:
-        spool = Spool(place, rank, run)
-        refusing = run
+        spool = Spool(spool_root, rank, run)
+        unwritable = run
         session = Session(rank, world_size, run, spool)
         session.begin()
         return session
     except OSError as error:
-        failing = guard.part("run directory")
-        failing.off = True
-        words = f"rank {rank} is not recorded, because {refusing} cannot be written ({reason_of(error)})"
-        failing.failed(error, words, f"{words}; the job goes on.")
+        failed_part = guard.part("run directory")
+        failed_part.off = True
+        reason = f"rank {rank} is not recorded, because {unwritable} cannot be written ({reason_of(error)})"
+        failed_part.failed(error, reason, f"{reason}; the job goes on.")
         return None
 
 
@@ -190,14 +190,14 @@ def arm_alone() -> Session | None:
 
     Returns None if this process is not such a job.
     """
-    if not _alone:
+    if not _may_record_alone:
         is_child = multiprocessing.parent_process() is not None
-        one = all(os.environ.get(name) in (None, "", "1") for name in _MANY_PROCESSES)
-        _alone.append(one and not is_child)
-    if not _alone[0]:
+        is_single = all(os.environ.get(name) in (None, "", "1") for name in _WORLD_SIZE_VARIABLES)
+        _may_record_alone.append(is_single and not is_child)
+    if not _may_record_alone[0]:
         return None
     session = arm(0, 1)
-    _alone[0] = session is not None
+    _may_record_alone[0] = session is not None
     return session
 
 
@@ -221,7 +221,7 @@ def forget() -> None:
     active.stop()
     forget_faults()
     forget_unjoined()
-    del _alone[:]
+    del _may_record_alone[:]
     guard.reset()
     for reset in at_fork:
         reset()

@@ -40,24 +40,24 @@ class Switch:
         self.full = full
 
 
-always = Switch(True)
+always_on = Switch(True)
 
 
-def _nothing(first: Any, second: Any) -> None:
+def _no_op(first: Any, second: Any) -> None:
     pass
 
 
 def around(  # noqa: C901
     original: Callable[..., Any],
     part: Part,
-    before: Before = _nothing,
-    after: After = _nothing,
-    seen: Switch = always,
+    before: Before = _no_op,
+    after: After = _no_op,
+    switch: Switch = always_on,
     failed: Callable[[BaseException], None] | None = None,
 ) -> Callable[..., Any]:
     """Return a wrapper that calls ``before(args, kwargs) -> token``, ``original`` and ``after(token, result)``.
 
-    ``after`` is skipped if the token is None or if ``seen.full`` was false when the call began. Pass ``active`` as ``seen`` for
+    ``after`` is skipped if the token is None or if ``switch.full`` was false when the call began. Pass ``active`` as ``switch`` for
     calls that are recorded only in full steps; the wrapper then costs less in the other steps. If the original raises, ``after``
     gets the exception as the result. ``failed`` always gets that exception, before the job does.
     """
@@ -65,11 +65,11 @@ def around(  # noqa: C901
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901
         token = None
-        if seen.full and not part.off:
+        if switch.full and not part.off:
             try:
                 token = before(args, kwargs)
             except Exception as error:
-                if not counted(part, error):
+                if not count_failure(part, error):
                     raise
         try:
             result = original(*args, **kwargs)
@@ -80,7 +80,7 @@ def around(  # noqa: C901
                 if failed is not None and not part.off:
                     failed(raised)
             except Exception as error:
-                if not counted(part, error):
+                if not count_failure(part, error):
                     raise
             # Remove this wrapper's line from the traceback. From Python 3.11 on, a bare raise keeps the changed
             # traceback.
@@ -91,47 +91,47 @@ def around(  # noqa: C901
         try:
             after(token, result)
         except Exception as error:
-            if not counted(part, error):
+            if not count_failure(part, error):
                 raise
         return result
 
-    not_counted(wrapper)
-    not_compiled(wrapper)
+    hide_from_warnings(wrapper)
+    exclude_from_compile(wrapper)
     return wrapper
 
 
-def not_counted(function: Any) -> None:
+def hide_from_warnings(function: Any) -> None:
     """Make ``warnings`` skip ``function`` when it counts frames."""
-    function.__code__ = _uncounted(function.__code__)
+    function.__code__ = _code_hidden_from_warnings(function.__code__)
 
 
 @functools.cache
-def _uncounted(code: types.CodeType) -> types.CodeType:
+def _code_hidden_from_warnings(code: types.CodeType) -> types.CodeType:
     return code.replace(co_filename=UNCOUNTED_FILE)
 
 
-def guarded(part: Part, function: Callable[..., None], seen: Switch = always) -> Callable[..., None]:
+def guarded(part: Part, function: Callable[..., None], switch: Switch = always_on) -> Callable[..., None]:
     """Return ``function`` as a callback that returns None and raises only exceptions of the job's signal handlers.
 
-    ``seen`` as for ``around``.
+    ``switch`` as for ``around``.
     """
 
     def callback(*args: Any, **kwargs: Any) -> None:
-        if seen.full and not part.off:
+        if switch.full and not part.off:
             try:
                 function(*args, **kwargs)
             except Exception as error:
-                if not counted(part, error):
+                if not count_failure(part, error):
                     raise
 
-    not_compiled(callback)
+    exclude_from_compile(callback)
     return callback
 
 
-def counted(part: Part, error: BaseException) -> bool:
+def count_failure(part: Part, error: BaseException) -> bool:
     """Count the caught ``error`` as a failure of ``part``. Returns False if a signal handler of the job raised it; the caller must
     then raise it again."""
-    if is_the_jobs(error):
+    if is_from_job_handler(error):
         return False
     try:
         part.failed(error)
@@ -140,7 +140,7 @@ def counted(part: Part, error: BaseException) -> bool:
     return True
 
 
-def not_compiled(function: Any) -> None:
+def exclude_from_compile(function: Any) -> None:
     """Make ``torch.compile`` run ``function`` uncompiled; the functions it calls are still compiled."""
     _skip(function.__code__)
     function._torchdynamo_disable = True
@@ -157,15 +157,15 @@ def skip_module(module: types.ModuleType) -> None:
         for member in members:
             function = getattr(member, "fget", None) or getattr(member, "__func__", member)
             if type(function) is types.FunctionType:
-                for code in _codes(function.__code__):
+                for code in _nested_codes(function.__code__):
                     _skip(code)
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
     yield code
     for constant in code.co_consts:
         if type(constant) is types.CodeType:
-            yield from _codes(constant)
+            yield from _nested_codes(constant)
 
 
 def _skip(code: types.CodeType) -> None:
@@ -198,7 +198,7 @@ class Patches:
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._redo: list[Callable[[], None]] = []
-        self._made = True
+        self._applied = True
 
     def add(self, do: Callable[[], None], undo: Callable[[], None]) -> None:
         """Make a change; ``undo`` reverts it."""
@@ -218,15 +218,15 @@ class Patches:
 
     def suspend(self) -> None:
         """Undo all changes, in reverse order."""
-        if self._made:
-            self._made = False
+        if self._applied:
+            self._applied = False
             for undo in reversed(self._undo):
                 undo()
 
     def resume(self) -> None:
         """Redo all changes."""
-        if not self._made:
-            self._made = True
+        if not self._applied:
+            self._applied = True
             for do in self._redo:
                 do()
 
@@ -235,7 +235,7 @@ torch_patches = Patches()
 """All changes made in this process."""
 
 
-def is_the_jobs(error: BaseException) -> bool:
+def is_from_job_handler(error: BaseException) -> bool:
     """Whether a signal handler raised ``error``. If so, the hook's lines are removed from its traceback."""
     if threading.current_thread() is not threading.main_thread():
         return False

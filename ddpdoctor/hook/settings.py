@@ -73,7 +73,7 @@ def after_first_steps(session: Session) -> None:
     for key, things, describe in kinds:
         try:
             before = session.loaders.described if key == "loaders" else document[key]
-            document[key] = _described(before, things.listed, describe)
+            document[key] = _descriptions(before, things.listed, describe)
             if things.count > len(things.listed):
                 document["not_listed"] = {
                     **document.get("not_listed", {}),
@@ -86,14 +86,14 @@ def after_first_steps(session: Session) -> None:
     document["fsdp"] = any(described.get("sharded") for described in document["optimizers"])
 
 
-def _fill(document: dict[str, Any], part_of: Any) -> None:
+def _fill(document: dict[str, Any], read_part: Any) -> None:
     try:
-        document.update(part_of())
+        document.update(read_part())
     except Exception as error:
         _PART.failed(error)
 
 
-def _described(before: list[dict[str, Any]], things: list[Listed], describe: Any) -> list[dict[str, Any]]:
+def _descriptions(before: list[dict[str, Any]], things: list[Listed], describe: Any) -> list[dict[str, Any]]:
     """Describe each (weak reference, source line) in ``things``; an object that was freed keeps its description from ``before``."""
     found = []
     for number, (reference, where) in enumerate(things):

@@ -159,7 +159,7 @@ class Spool:
         self._closed = False
         self.dropped = 0
         self.error: str | None = None
-        self.is_the_jobs: Callable[[BaseException], bool] = lambda error: False
+        self.is_from_job_handler: Callable[[BaseException], bool] = lambda error: False
         """Returns whether an error was raised by a signal handler of the job that interrupted the spool; ``write`` then raises it
         again."""
 
@@ -174,7 +174,7 @@ class Spool:
             segment.memory[begin:end] = data
             return True
         except (OSError, ValueError) as error:
-            if self.is_the_jobs(error):
+            if self.is_from_job_handler(error):
                 raise
             self.dropped += 1
             self.error = str(error)
@@ -203,7 +203,7 @@ class Spool:
                         os.unlink(name, dir_fd=spool_fd)
                     raise
         except OSError as error:
-            if self.is_the_jobs(error):
+            if self.is_from_job_handler(error):
                 raise
             self._no_room_until_s = time.monotonic() + LOOK_AGAIN_S
             raise self._reason(error) from error

@@ -83,7 +83,7 @@ def brief(monkeypatch) -> Iterator[SimpleNamespace]:
     session = SimpleNamespace(
         recorder=recorder,
         backward=SimpleNamespace(depth=0, steps_optimizer=False, usual=None, lines={}),
-        models=SimpleNamespace(to_reduce=lambda: seen, open=[]),
+        models=SimpleNamespace(first_reducing=lambda: seen, open=[]),
         devices=None,
         thread_is_known=True,
     )
@@ -96,7 +96,7 @@ def brief(monkeypatch) -> Iterator[SimpleNamespace]:
 @pytest.mark.parametrize("memory", [Memory, NoMemory])
 def test_a_backward_is_over_and_counted_once_also_without_memory_for_its_call(brief, memory) -> None:
     brief.recorder.calls = calls = Calls(memory())
-    reduce = backward._wrapped(lambda: None)
+    reduce = backward._fast_wrapper(lambda: None)
     for _ in range(4):
         reduce()
     assert brief.backward.depth == 0
@@ -117,10 +117,10 @@ done.set()
 
 def test_a_backward_may_be_called_as_a_function_in_the_outermost_frame(brief, monkeypatch) -> None:
     """There is no frame above, as there is above ``Tensor.backward``."""
-    reduce, done = backward._wrapped(lambda: None), threading.Event()
+    reduce, done = backward._fast_wrapper(lambda: None), threading.Event()
     program = compile(_OUTERMOST, "train.py", "exec")
     monkeypatch.setattr(
-        backward, "_METHOD", next(each for each in program.co_consts if hasattr(each, "co_code"))
+        backward, "_TENSOR_BACKWARD", next(each for each in program.co_consts if hasattr(each, "co_code"))
     )
     names = {"reduce": reduce, "recorder": brief.recorder, "done": done, "get_ident": get_ident}
     # A thread of ``threading`` has frames of its own above.

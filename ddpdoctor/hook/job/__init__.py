@@ -11,10 +11,10 @@ from .registry import (
     MOST_LISTED,
     Listed,
     NumberedWeakMap,
-    asks_for_worker,
     batch_size,
     input_elements,
     record_construction,
+    uses_worker_info,
 )
 from .roles import Role, Roles
 from .source_lines import MOST_FRAMES, CodeKinds, Lines, calling_frame, place_of

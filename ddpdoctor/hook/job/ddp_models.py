@@ -23,7 +23,7 @@ _FORWARD_END, _ALSO = EventField.FORWARD_END_NS.next_key, EventField.ALSO.next_k
 _REDUCED = f"{EventField.SYNCED.next_key}true"
 _NOT_REDUCED = f"{EventField.SYNCED.next_key}false"
 
-_MOST_ASKED = 8
+_MOST_MODELS_CHECKED = 8
 """Upper limit of the models that are asked whether DDP reduces their gradients, in each backward."""
 data_parallel_built: list[bool] = []
 """Not empty if the job has constructed the single-process ``DataParallel``."""
@@ -107,23 +107,23 @@ class Models:
         known = self.known.find(ddp)
         if known is not None:
             return known
-        where = line_of(ddp, lines)
-        if where is None:
-            where = lines.of_frame(calling_frame())
+        line = line_of(ddp, lines)
+        if line is None:
+            line = lines.of_frame(calling_frame())
         model = Model(ddp, self.known.count)
-        self.known.add(ddp, where, model)
+        self.known.add(ddp, line, model)
         self.first = self.first or model
         return model
 
-    def to_reduce(self) -> Model | None:
+    def first_reducing(self) -> Model | None:
         """The first model whose gradients DDP reduces in a backward that begins now; None if there is none, as in ``no_sync()``."""
-        for reference, _ in self.known.listed[:_MOST_ASKED]:
+        for reference, _ in self.known.listed[:_MOST_MODELS_CHECKED]:
             ddp = reference()
             if ddp is not None and getattr(ddp, "require_backward_grad_sync", True):
                 return self.known.find(ddp)
         return None
 
-    def forward_ended(self, model: Model, at: int) -> None:
+    def note_forward_end(self, model: Model, at: int) -> None:
         """Note that a forward with gradients ended at ``at``, perf_counter_ns."""
         if model.forward_end is None:
             self._forwarded.append(model)
@@ -178,14 +178,14 @@ class Loaders:
                 self.described.append({"id": number, "where": line, **_description(loader)})
         return number
 
-    def iterated(self, iterator: Any, number: int) -> bool:
+    def register_iterator(self, iterator: Any, number: int) -> bool:
         """Note that ``iterator`` belongs to loader ``number``. Returns whether it is new; with persistent workers, one iterator
         serves all epochs."""
         is_new = iterator not in self._iterators
         self._iterators[iterator] = number
         return is_new
 
-    def of_iterator(self, iterator: Any) -> int:
+    def number_of_iterator(self, iterator: Any) -> int:
         """The number of an iterator's loader; -1 if unknown."""
         if self._last[0]() is not iterator:
             self._last = weakref.ref(iterator), self._iterators.get(iterator, -1)

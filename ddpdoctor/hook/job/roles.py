@@ -70,26 +70,28 @@ class Roles:
         assignment = self._assignments.find(optimizer)
         if assignment is not None and assignment.generation == assignment.role.generation:
             return assignment.role
-        assignment = _Assignment(self._next(*_described(optimizer)) if assignment is None else Role())
+        assignment = _Assignment(
+            self._role_for_new(*_kind_and_first_parameter(optimizer)) if assignment is None else Role()
+        )
         if type(optimizer).__weakrefoffset__:  # a scaler may be given an object without it
             self._assignments.hold(optimizer, assignment)
         return assignment.role
 
-    def _next(self, kind: _Kind, first: int) -> Role:
+    def _role_for_new(self, kind: _Kind, first: int) -> Role:
         """The role for a new optimizer."""
-        alike = [role for role in self._open.pop(kind, ()) if role.steps < 2]
-        same = [role for role in alike if first and role.first == first]
-        left = next((role for role in (*same, *alike) if role.freed), None)
-        if left is not None:
-            role = left
-        elif len(same) > 1 or any(role.shared for role in same):
-            role = same.pop()
+        same_kind = [role for role in self._open.pop(kind, ()) if role.steps < 2]
+        same_parameters = [role for role in same_kind if first and role.first == first]
+        freed = next((role for role in (*same_parameters, *same_kind) if role.freed), None)
+        if freed is not None:
+            role = freed
+        elif len(same_parameters) > 1 or any(role.shared for role in same_parameters):
+            role = same_parameters.pop()
             role.shared = True
-            alike = [each for each in alike if each not in same]
+            same_kind = [each for each in same_kind if each not in same_parameters]
         else:
             role = Role()
-            alike = [*alike[1 - MOST_OPEN :], role]
-        self._open[kind] = alike
+            same_kind = [*same_kind[1 - MOST_OPEN :], role]
+        self._open[kind] = same_kind
         if len(self._open) > MOST_OPEN:
             del self._open[next(iter(self._open))]
         role.first = first
@@ -100,16 +102,16 @@ class Roles:
             assignment.role.freed = True
 
 
-def _described(optimizer: Any) -> tuple[_Kind, int]:
+def _kind_and_first_parameter(optimizer: Any) -> tuple[_Kind, int]:
     """The kind of an optimizer and the id of its first parameter. If it has no standard ``param_groups``, only its class and 0."""
-    of_class = type(optimizer).__module__, type(optimizer).__qualname__
+    class_name = type(optimizer).__module__, type(optimizer).__qualname__
     # Not getattr, which could run a property of the job.
     groups = getattr(optimizer, "__dict__", {}).get("param_groups")
     parameters = groups[0].get("params") if type(groups) is list and groups else None
     if type(parameters) is not list or not parameters:
-        return of_class, 0
+        return class_name, 0
     first, last = parameters[0], parameters[-1]
-    return (*of_class, len(parameters), _shape(first), _shape(last)), id(first)
+    return (*class_name, len(parameters), _shape(first), _shape(last)), id(first)
 
 
 def _shape(parameter: Any) -> Any:

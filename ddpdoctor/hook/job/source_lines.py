@@ -58,7 +58,7 @@ class CodeKinds:
         self.by_code: dict[int, int] = {}
         """Kinds by id of the code object, filled on the training thread. Not keyed by the object, because hashing it hashes its
         constants."""
-        self.met: list[CodeType] = []
+        self.cached_codes: list[CodeType] = []
         """The code objects of ``by_code``; keeping them prevents reuse of their ids."""
 
     def of(self, code: CodeType) -> int:
@@ -72,8 +72,8 @@ class CodeKinds:
     def cached_kind(self, code: CodeType) -> int:
         """The kind of ``code``, cached per code object."""
         kind = self.of(code)
-        if len(self.met) < _MOST_LINES:
-            self.met.append(code)
+        if len(self.cached_codes) < _MOST_LINES:
+            self.cached_codes.append(code)
             self.by_code[id(code)] = kind
         return kind
 
@@ -109,7 +109,7 @@ class CodeKinds:
                 well_known = item
         return well_known if library is None else library
 
-    def of_user(self, stack: Iterable[tuple[CodeType, T]]) -> list[T]:
+    def user_items(self, stack: Iterable[tuple[CodeType, T]]) -> list[T]:
         """Items of all of the user's frames, innermost first, and of the frameworks' training loops that call them. Without user
         frames, the items of installed packages."""
         found: dict[int, list[T]] = {USER: [], LIBRARY: [], WELL_KNOWN: []}
@@ -125,17 +125,17 @@ class CodeKinds:
         """The user's innermost frame in the stack that ends in ``frame``; see ``innermost``."""
         return self.innermost((each.f_code, each) for each in islice(_stack(frame), MOST_FRAMES))
 
-    def through(self, frame: FrameType | None, users: FrameType) -> tuple[Place, ...]:
+    def through(self, frame: FrameType | None, user: FrameType) -> tuple[Place, ...]:
         """Lines of well-known packages between ``users`` and ``frame``, innermost first.
 
         Stops at any other installed package. If ``users`` is itself in a well-known package (a framework's own command), returns
         all such lines of the stack.
         """
         found: list[Place] = []
-        own = self.of(users.f_code) == WELL_KNOWN
+        is_in_well_known = self.of(user.f_code) == WELL_KNOWN
         for each in islice(_stack(frame), MOST_FRAMES):
             kind = self.of(each.f_code)
-            if (each is users and not own) or kind == LIBRARY or len(found) == _MOST_THROUGH:
+            if (each is user and not is_in_well_known) or kind == LIBRARY or len(found) == _MOST_THROUGH:
                 break
             if kind == WELL_KNOWN:
                 found.append((each.f_code, each.f_lineno))
@@ -194,15 +194,15 @@ class Lines:
 
     def of_frame(self, frame: FrameType | None) -> int | None:
         """The number of the user's line in the stack that ends in ``frame``; None if there is none."""
-        users = self._kinds.user_frame(frame)
-        return None if users is None else self.id_of(users.f_code, users.f_lineno)
+        user = self._kinds.user_frame(frame)
+        return None if user is None else self.id_of(user.f_code, user.f_lineno)
 
     def of_stack(self, stack: Sequence[tuple[CodeType, int]]) -> int | None:
         """The number of the user's line in a stack of (code, line), innermost first; None if there is none. Its callers among the
         user's lines are defined as well."""
         number: int | None = None
         for code, line in reversed(
-            self._kinds.of_user((place[0], place) for place in stack)[: _MOST_CALLERS + 1]
+            self._kinds.user_items((place[0], place) for place in stack)[: _MOST_CALLERS + 1]
         ):
             number = self.id_of(code, line, number)
         return number
@@ -217,7 +217,7 @@ class Lines:
         library: FrameType | None = None
         well_known: FrameType | None = None
         kinds = self._kinds.by_code
-        way = 0
+        path_hash = 0
         while frame is not None:
             code = frame.f_code
             kind = kinds.get(id(code))
@@ -230,17 +230,17 @@ class Lines:
             elif kind == WELL_KNOWN:
                 well_known = well_known or frame
                 if through and library is None:
-                    way = hash((way, id(code), frame.f_lasti))
+                    path_hash = hash((path_hash, id(code), frame.f_lasti))
             frame = frame.f_back
-        users = frame or library or well_known
-        if users is None:
+        user = frame or library or well_known
+        if user is None:
             return ""
         # f_lasti is a plain attribute; f_lineno is looked up in the code's line table each time.
-        key = id(users.f_code), users.f_lasti, way
+        key = id(user.f_code), user.f_lasti, path_hash
         known = self._texts.get(key)
         if known is None:
-            places = self._kinds.through(sys._getframe(2), users) if way else ()
-            number = self.id_of(users.f_code, users.f_lineno, through=places)
+            places = self._kinds.through(sys._getframe(2), user) if path_hash else ()
+            number = self.id_of(user.f_code, user.f_lineno, through=places)
             known = "" if number is None else f"{_WHERE}{number}"
             if len(self._texts) < _MOST_LINES and key[0] in kinds:
                 self._texts[key] = known

@@ -133,14 +133,16 @@ def describe_ddp(ddp: Any) -> dict[str, Any]:
     sizes = text.get("rebuilt_bucket_sizes") or text.get("bucket_sizes") or ""
     module = ddp.module
     buffers = sum(each.numel() * each.element_size() for each in module.buffers())
-    sizes_of = [each.numel() * each.element_size() for each in module.parameters() if each.requires_grad]
+    parameter_sizes = [
+        each.numel() * each.element_size() for each in module.parameters() if each.requires_grad
+    ]
     join = getattr(getattr(ddp, "_join_config", None), "enable", None)
     return {
         "module": text.get("module_name") or type(module).__name__,
         "bucket_cap_bytes": number.get("bucket_cap_bytes"),
         "bucket_bytes": [int(size) for size in sizes.split(",") if size.strip()],
         "parameters_bytes": number.get("total_parameter_size_bytes"),
-        "largest_parameter_bytes": max(sizes_of, default=None),
+        "largest_parameter_bytes": max(parameter_sizes, default=None),
         "parameter_tensors": number.get("num_parameter_tensors"),
         "find_unused_parameters": bool(ddp.find_unused_parameters),
         "unused_parameter_bytes": number.get("unused_parameter_size") if ddp.find_unused_parameters else None,

@@ -18,7 +18,7 @@ from ..profiling import WorkerRecorder
 from ..recording import Session, active, recording_here
 
 _PART = part("data loading")
-_PART_OF_WORKERS = part("data loader workers")
+_WORKERS_PART = part("data loader workers")
 _DATA = EventKind.DATA.opening
 _ITERATION = EventKind.ITERATION.opening + EventField.LOADER.next_key
 _WHERE, _LOADER = EventField.WHERE.next_key, EventField.LOADER.next_key
@@ -41,7 +41,7 @@ def _after_iter(token: tuple[Any, int, int | None], result: Any) -> None:
     if current is None or isinstance(result, BaseException):
         return
     number = current.loaders.number(loader, where, current.recorder.lines)
-    if current.loaders.iterated(result, number):
+    if current.loaders.register_iterator(result, number):
         _note_workers(current, result, number)
     if start:
         fields = "" if where is None else f"{_WHERE}{where}"
@@ -54,7 +54,7 @@ def _before_next(args: Any, kwargs: Any) -> tuple[Any, int, str, int] | None:
         return None
     # This process's clocks do not include what workers do.
     awake = recorder.awake_ns() if getattr(iterator, "_num_workers", -1) == 0 else -1
-    return iterator, perf_counter_ns(), recorder.lines.caller() + _waiting(iterator), awake
+    return iterator, perf_counter_ns(), recorder.lines.caller() + _batches_ready_field(iterator), awake
 
 
 def _after_next(token: tuple[Any, int, str, int], result: Any) -> None:
@@ -67,7 +67,7 @@ def _after_next(token: tuple[Any, int, str, int], result: Any) -> None:
         awake_since = current.recorder.awake_ns() - awake
         if awake_since >= 0:
             fields += f"{_ASLEEP}{max(0, end - start - awake_since)}"
-    number = current.loaders.of_iterator(iterator)
+    number = current.loaders.number_of_iterator(iterator)
     if number >= 0:
         fields += f"{_LOADER}{number}"
     if isinstance(result, StopIteration):
@@ -79,14 +79,14 @@ def _after_next(token: tuple[Any, int, str, int], result: Any) -> None:
     current.recorder.add(start, end - start, _DATA + fields)
 
 
-def _waiting(iterator: Any) -> str:
+def _batches_ready_field(iterator: Any) -> str:
     """The field with the number of batches that the workers have ready."""
     queue = getattr(iterator, "_data_queue", None)
     if queue is None:
         return ""
     try:
-        early = sum(1 for info in iterator._task_info.values() if len(info) > 1)
-        return f"{_READY}{queue.qsize() + early}"
+        out_of_order = sum(1 for info in iterator._task_info.values() if len(info) > 1)
+        return f"{_READY}{queue.qsize() + out_of_order}"
     except (AttributeError, NotImplementedError, OSError, TypeError):
         return ""
 
@@ -112,7 +112,7 @@ def _before_loop(args: Any, kwargs: Any) -> WorkerRecorder | None:
     fetchers: list[Any] = [fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher]
     worker = WorkerRecorder(root, [each.fetch.__code__ for each in fetchers])
     for each in fetchers:
-        each.fetch = around(each.fetch, _PART_OF_WORKERS, worker.before, worker.after)
+        each.fetch = around(each.fetch, _WORKERS_PART, worker.before, worker.after)
     return worker
 
 
@@ -132,5 +132,5 @@ def install(patches: Patches) -> None:
     patches.attribute(loader, "__iter__", around(loader.__iter__, _PART, _before_iter, _after_iter))
     # Spawned workers find it by its name, so it must be wrapped in both this process and the worker, or in neither. Both
     # wrap it.
-    loop = around(worker._worker_loop, _PART_OF_WORKERS, _before_loop, _after_loop)
+    loop = around(worker._worker_loop, _WORKERS_PART, _before_loop, _after_loop)
     patches.attribute(worker, "_worker_loop", loop)

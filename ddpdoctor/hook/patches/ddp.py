@@ -72,7 +72,7 @@ def _after_timed_forward(token: _TimedForward, result: Any) -> None:
         current.devices.mark("fwd_end")
         if model.reduces:
             current.devices.hook_gradient_end(result)
-    current.models.forward_ended(model, end)
+    current.models.note_forward_end(model, end)
 
 
 def _is_grad_enabled() -> bool:
@@ -134,7 +134,7 @@ def interrupt(current: Session, at: int, loss: Any) -> None:
             devices.mark("fwd_end")
     if model.forward_end is None:
         # A backward called here belongs to a forward that prepares DDP directly before it.
-        current.models.forward_ended(model, at)
+        current.models.note_forward_end(model, at)
         model.reduces = getattr(forward.ddp, "require_backward_grad_sync", True)
     if devices is not None and model.reduces:
         devices.hook_gradient_end(loss)
@@ -188,10 +188,10 @@ def install(patches: Patches) -> None:
     original = getattr(DistributedDataParallel, "_sync_buffers", None)
     if original is not None:
         failed = exception_recorder(Phase.COLLECTIVE)
-        noted = around(original, _PART, _before_buffers, _after_buffers, failed=failed)
-        patches.attribute(DistributedDataParallel, "_sync_buffers", noted)
+        wrapped = around(original, _PART, _before_buffers, _after_buffers, failed=failed)
+        patches.attribute(DistributedDataParallel, "_sync_buffers", wrapped)
     original = getattr(DistributedDataParallel, "_run_ddp_forward", None)
     if original is not None:
-        timed = around(original, _PART, _before_timed_forward, _after_timed_forward, active)
-        patches.attribute(DistributedDataParallel, "_run_ddp_forward", timed)
+        wrapped = around(original, _PART, _before_timed_forward, _after_timed_forward, active)
+        patches.attribute(DistributedDataParallel, "_run_ddp_forward", wrapped)
     patches.attribute(DataParallel, "__init__", around(DataParallel.__init__, _PART, _before_data_parallel))

@@ -19,7 +19,7 @@ from .. import finder, lifetime
 from ..guard import part
 from ..job import calling_frame, record_construction
 from ..patching import After, Before, Patches, around, cell_of, guarded, torch_patches
-from ..profiling import constructed
+from ..profiling import note_user_profiler
 from ..recording import MOST_EVENTS, Recorder, active
 from ..stalls import note_join_started
 
@@ -52,7 +52,7 @@ def _before_destroy(args: Any, kwargs: Any) -> bool | None:
     if group is None or group is dist.group.WORLD:
         lifetime.flush()
         if recorder is not None and recorder.thread == get_ident():
-            recorder.record_as_at_first()
+            recorder.record_new_training()
     return None
 
 
@@ -88,7 +88,7 @@ _in_step = [-1, 0]
 """The last step with a collection, and the number recorded in it."""
 
 
-def _collecting(phase: str, info: dict[str, Any]) -> None:
+def _on_collection(phase: str, info: dict[str, Any]) -> None:
     recorder = active.recorder
     if recorder is None or recorder.thread != get_ident():
         return
@@ -98,11 +98,11 @@ def _collecting(phase: str, info: dict[str, Any]) -> None:
     elif _started[0]:
         duration = now - _started[0]
         if duration >= SHORTEST_NS:
-            _add(recorder, duration)
+            _add_collection(recorder, duration)
         _started[0] = 0
 
 
-def _add(recorder: Recorder, duration: int) -> None:
+def _add_collection(recorder: Recorder, duration: int) -> None:
     if recorder.step != _in_step[0]:
         _in_step[:] = recorder.step, 0
     _in_step[1] += 1
@@ -115,7 +115,7 @@ def _add(recorder: Recorder, duration: int) -> None:
 
 def install_garbage(patches: Patches) -> None:
     """Register a callback for the garbage collections that stop the training thread."""
-    callback = guarded(part("garbage collection"), _collecting, active)
+    callback = guarded(part("garbage collection"), _on_collection, active)
     patches.add(lambda: gc.callbacks.append(callback), lambda: gc.callbacks.remove(callback))
 
 
@@ -143,7 +143,7 @@ _PROFILERS = {
 
 
 def _before_profiler(args: Any, kwargs: Any) -> None:
-    constructed(args[0])
+    note_user_profiler(args[0])
 
 
 def install_profilers(patches: Patches) -> None:
@@ -160,7 +160,7 @@ def install_profilers(patches: Patches) -> None:
                 )
 
 
-def _caught(raised: BaseException) -> None:
+def _on_spawned_exit(raised: BaseException) -> None:
     if isinstance(raised, SystemExit) and isinstance(raised.__context__, Exception):
         lifetime.write_end_status(raised.__context__)
 
@@ -172,7 +172,7 @@ def install_spawned(patches: Patches) -> None:
     """
     spawn = importlib.import_module("torch.multiprocessing.spawn")  # the package has a function of that name
     patches.attribute(
-        spawn, "_wrap", around(spawn._wrap, part("exceptions of spawned processes"), failed=_caught)
+        spawn, "_wrap", around(spawn._wrap, part("exceptions of spawned processes"), failed=_on_spawned_exit)
     )
 
 

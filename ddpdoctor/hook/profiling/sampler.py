@@ -35,23 +35,23 @@ MEAN_PERIOD_S = 0.06
 """Mean period, s. Each period is drawn at random between 0.5 and 1.5 times this, so that it does not coincide with the period of
 the training loop."""
 EARLY_S = 30.0
-"""Seconds after which the period is multiplied by ``LATER``, on all ranks, because their samples are compared. There are some
+"""Seconds after which the period is multiplied by ``LATER_FACTOR``, on all ranks, because their samples are compared. There are some
 hundreds of samples by then. A sample costs 0.1 to 0.2 ms of CPU time when the caches hold the model's data."""
-LATER = 4
+LATER_FACTOR = 4
 """Factor of ``MEAN_PERIOD_S`` after ``EARLY_S``."""
 MOST_PAUSE_S = 0.5
 """Longest wait, s, during the first ``EARLY_S``; later twice that. Waking up costs as much as a sample and is useless while no step
 is recorded in full, but a step that lasts twice this long is always sampled."""
-CLOSER_EVERY_S = 1.0
-"""Minimum seconds between two densely sampled steps, ``LATER`` times as many after ``EARLY_S``. A step is sampled densely if a
+DENSE_EVERY_S = 1.0
+"""Minimum seconds between two densely sampled steps, ``LATER_FACTOR`` times as many after ``EARLY_S``. A step is sampled densely if a
 sample came late."""
-CLOSER_S = 0.0007
+DENSE_PERIOD_S = 0.0007
 """Seconds between two attempts of dense sampling. An attempt that takes no sample costs 10 to 20 us of CPU time, a tenth of a
 sample."""
-MOST_LOOKS = 64
-"""Upper limit of the attempts in such a step. They cost as much as ``MOST_LOOKS / LOOKS_PER_SAMPLE`` samples; so many are then
+MOST_ATTEMPTS = 64
+"""Upper limit of the attempts in such a step. They cost as much as ``MOST_ATTEMPTS / ATTEMPTS_PER_SAMPLE`` samples; so many are then
 skipped."""
-LOOKS_PER_SAMPLE = 8
+ATTEMPTS_PER_SAMPLE = 8
 BATCH_S = 1.0
 """Seconds between two writes. Samples not yet written are lost if the process is killed."""
 _MOST_BLOCKS = 64
@@ -99,10 +99,10 @@ class Sampler:
         self._pending: list[str] = []
         self._lines = Lines(session.recorder.kinds, self._pending.append)
         self._samples: list[Sample] = []
-        self._closer: list[Sample] = []
-        self._looked_ns = 0
-        self._no_closer_until = 0.0
-        self._left_out = 0
+        self._dense_samples: list[Sample] = []
+        self._dense_ns = 0
+        self._not_dense_until_s = 0.0
+        self._samples_to_skip = 0
         self._gil_wait: GilWait | None = None
         self._since = time.monotonic()
         self._thread = threading.Thread(
@@ -111,7 +111,7 @@ class Sampler:
         self._random = random.Random(session.rank)
         self._early_until = time.monotonic() + EARLY_S
         self._last_step = -1
-        self._rest_s = 0.0
+        self._until_sample_s = 0.0
         """Seconds left until the next sample, after the current wait."""
 
     def start(self) -> None:
@@ -144,16 +144,16 @@ class Sampler:
                     return
 
     def _pause_s(self) -> float:
-        if self._rest_s <= 0.0:
-            self._rest_s = self._until_next_s()
-        pause_s = min(self._rest_s, MOST_PAUSE_S if self._later() == 1 else 2 * MOST_PAUSE_S)
-        self._rest_s -= pause_s
+        if self._until_sample_s <= 0.0:
+            self._until_sample_s = self._until_next_s()
+        pause_s = min(self._until_sample_s, MOST_PAUSE_S if self._period_factor() == 1 else 2 * MOST_PAUSE_S)
+        self._until_sample_s -= pause_s
         return pause_s
 
     def _until_next_s(self) -> float:
         """Seconds until the next sample is due."""
-        looks, self._left_out = self._left_out, 0
-        pause_s = self._later() * MEAN_PERIOD_S * (0.5 + self._random.random() + looks)
+        skipped, self._samples_to_skip = self._samples_to_skip, 0
+        pause_s = self._period_factor() * MEAN_PERIOD_S * (0.5 + self._random.random() + skipped)
         recorder = self._session.recorder
         step_s = recorder.thinning.step_ns / 1e9
         if recorder.always_full or recorder.thinning.every == 1 or not step_s:
@@ -171,28 +171,28 @@ class Sampler:
             at = int(at) + between + period * self._random.random()
         return (at - begun) * step_s
 
-    def _later(self) -> int:
-        return 1 if time.monotonic() < self._early_until else LATER
+    def _period_factor(self) -> int:
+        return 1 if time.monotonic() < self._early_until else LATER_FACTOR
 
     def _should_sample(self) -> bool:
         """Whether a sample is due in a full step, or the step is the same as at the last wake-up: the rank may hang in it, and the
         sample shows where."""
         step, last = self._session.recorder.step, self._last_step
         self._last_step = step
-        return (active.full and self._rest_s <= 0.0) or step == last
+        return (active.full and self._until_sample_s <= 0.0) or step == last
 
     def _sample(self, wanted_ns: int) -> None:
         """Take a sample that was due at ``wanted_ns``, monotonic. If it came late, sample the rest of the step densely."""
         held_ns = self._gil_wait_ns(wanted_ns)
-        sample = self._look(held_ns)
+        sample = self._take_sample(held_ns)
         if sample is not None:
             with self._lock:
                 self._samples.append(sample)
-        if held_ns >= HELD_NS and time.monotonic() >= self._no_closer_until:
-            self._no_closer_until = time.monotonic() + self._later() * CLOSER_EVERY_S
+        if held_ns >= HELD_NS and time.monotonic() >= self._not_dense_until_s:
+            self._not_dense_until_s = time.monotonic() + self._period_factor() * DENSE_EVERY_S
             self._sample_densely()
 
-    def _look(self, held_ns: int) -> Sample | None:
+    def _take_sample(self, held_ns: int) -> Sample | None:
         stack = stack_of(self._session.recorder.thread)
         now = time.time_ns()
         if not stack:
@@ -211,20 +211,20 @@ class Sampler:
         recorder = self._session.recorder
         step_ns = int(recorder.thinning.step_ns)
         begun = last = time.monotonic_ns()
-        looks = 0
-        while looks < MOST_LOOKS and last - begun < step_ns and active.full and not self._stop.is_set():
-            wanted_ns = last + int(1e9 * CLOSER_S)
-            time.sleep(CLOSER_S)
-            looks += 1
+        attempts = 0
+        while attempts < MOST_ATTEMPTS and last - begun < step_ns and active.full and not self._stop.is_set():
+            wanted_ns = last + int(1e9 * DENSE_PERIOD_S)
+            time.sleep(DENSE_PERIOD_S)
+            attempts += 1
             held_ns = self._gil_wait_ns(wanted_ns)
-            sample = self._look(held_ns) if held_ns >= HELD_NS else None
+            sample = self._take_sample(held_ns) if held_ns >= HELD_NS else None
             if sample is not None:
                 with self._lock:
-                    self._closer.append(sample)
+                    self._dense_samples.append(sample)
             last = time.monotonic_ns()
         with self._lock:
-            self._looked_ns += last - begun
-        self._left_out += looks // LOOKS_PER_SAMPLE
+            self._dense_ns += last - begun
+        self._samples_to_skip += attempts // ATTEMPTS_PER_SAMPLE
 
     def _gil_wait_ns(self, wanted_ns: int) -> int:
         return 0 if self._gil_wait is None else self._gil_wait.ns(wanted_ns)
@@ -237,15 +237,15 @@ class Sampler:
             return
         try:
             samples, self._samples = self._samples, []
-            closer, self._closer = self._closer, []
-            looked_ns, self._looked_ns = self._looked_ns, 0
+            dense, self._dense_samples = self._dense_samples, []
+            dense_ns, self._dense_ns = self._dense_ns, 0
             pending = "".join(self._pending)
             self._pending.clear()
             self._since = time.monotonic()
             if samples:
                 pending += f"{_rows(samples, LineField.SAMPLES)}}}\n"
-            if looked_ns:
-                pending += f"{_rows(closer, LineField.CLOSER)}{LineField.LOOKED_NS.next_key}{looked_ns}}}\n"
+            if dense_ns:
+                pending += f"{_rows(dense, LineField.CLOSER)}{LineField.LOOKED_NS.next_key}{dense_ns}}}\n"
             if pending:
                 self._session.spool.write(SAMPLES_FILE, pending.encode())
         finally:
@@ -271,7 +271,7 @@ _DEADLOCKS = ((3, 11, 0), (3, 11, 5))
 (https://github.com/python/cpython/issues/106883)."""
 _place: Any = attrgetter("f_code", "f_lineno")
 _run: Any = methodcaller("__call__")
-_as_it_was = (gc.isenabled, gc.enable)
+_RESTORE_COLLECTOR = (gc.isenabled, gc.enable)
 """Functions that leave the collector disabled or enable it, indexed by whether it was enabled."""
 
 Place = tuple[CodeType, int]
@@ -293,7 +293,7 @@ def stack_of(thread: int) -> list[Place]:
     # walk.
     walk = chain(islice(innermost, 1), map(getattr, frames, repeat("f_back"), repeat(None)))
     deepest = islice(takewhile(bool, walk), MOST_FRAMES)
-    before = map(_as_it_was.__getitem__, map(_run, (gc.isenabled,)))
+    before = map(_RESTORE_COLLECTOR.__getitem__, map(_run, (gc.isenabled,)))
     reading = (
         gc.disable,
         partial(frames.extend, deepest),

@@ -36,7 +36,7 @@ def open_profiler() -> Any:
     activities = {autograd.ProfilerActivity.CPU}
     if torch.cuda.is_initialized() and torch.cuda.is_available():
         activities.add(autograd.ProfilerActivity.CUDA)
-        _choose_detaching(torch)
+        _configure_detaching(torch)
     config = autograd.ProfilerConfig(
         autograd.ProfilerState.KINETO, False, False, False, False, False, _ExperimentalConfig()
     )
@@ -45,7 +45,7 @@ def open_profiler() -> Any:
     return activities
 
 
-def _choose_detaching(torch: Any) -> None:
+def _configure_detaching(torch: Any) -> None:
     """Configure Kineto to detach CUPTI after the window, which restores the cost of launches. On one H200, a step of 13.2 ms with
     620 kernels otherwise took 14.8 ms for the rest of the job. Not done with CUDA graphs, nor before CUDA 12.6, where re-attaching
     CUPTI crashes a job that uses them (pytorch/pytorch pull requests 112507 and 146604). The job's own values of these variables
@@ -56,22 +56,22 @@ def _choose_detaching(torch: Any) -> None:
         getattr(getattr(graphs, "graph", None), "default_capture_stream", None) is not None
     )
     if version < _DETACHES_SAFELY or captured:
-        _choose("DISABLE_CUPTI_LAZY_REINIT", "1")
-        _choose("TEARDOWN_CUPTI", "0")
+        _set_variable("DISABLE_CUPTI_LAZY_REINIT", "1")
+        _set_variable("TEARDOWN_CUPTI", "0")
     else:
-        _choose("TEARDOWN_CUPTI", "1")
+        _set_variable("TEARDOWN_CUPTI", "1")
 
 
-_chosen: dict[str, str] = {}
+_set_by_hook: dict[str, str] = {}
 """Variables set for an earlier window. They may change, because the job may have captured graphs since."""
 
 
-def _choose(variable: str, value: str) -> None:
-    if os.environ.get(variable) in (None, _chosen.get(variable)):
-        os.environ[variable] = _chosen[variable] = value
+def _set_variable(variable: str, value: str) -> None:
+    if os.environ.get(variable) in (None, _set_by_hook.get(variable)):
+        os.environ[variable] = _set_by_hook[variable] = value
 
 
-def others_may_write() -> bool:
+def backend_may_write() -> bool:
     """Whether threads of a process group's backend may still write to the profiler's memory after the end of collection."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available():

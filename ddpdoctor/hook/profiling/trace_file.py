@@ -51,7 +51,7 @@ class TraceJob:
         self._header = _header(session)
         self.handed_over = False
         """Whether the trace was handed over for compression."""
-        self._hurry = threading.Event()
+        self._no_delay = threading.Event()
         self._thread = threading.Thread(target=guarded(_PART, self._run), name="ddpdoctor-trace", daemon=True)
 
     def start(self) -> None:
@@ -60,15 +60,15 @@ class TraceJob:
 
     def finish_until(self, deadline_s: float) -> None:
         """Save without further delay, at the job's end. Returns when that is done or at ``deadline_s``, monotonic."""
-        self._hurry.set()
+        self._no_delay.set()
         self._thread.join(timeout=max(0.0, deadline_s - time.monotonic()))
 
     def _run(self) -> None:
         try:
             if not self._number:
-                self._keep_flight()
+                self._save_flight()
             local_rank = int(self._session.document.get("local_rank") or 0)
-            self._hurry.wait(min(STAGGER_S * local_rank, MOST_STAGGER_S))
+            self._no_delay.wait(min(STAGGER_S * local_rank, MOST_STAGGER_S))
             self._save_trace()
             self.handed_over = True
             self._session.writer.document_changed.set()
@@ -81,7 +81,7 @@ class TraceJob:
         finally:
             self._result = None
 
-    def _keep_flight(self) -> None:
+    def _save_flight(self) -> None:
         try:
             data = flight_recorder()
             if data is not None:
@@ -92,7 +92,7 @@ class TraceJob:
     def _save_trace(self) -> None:
         own = self._session.spool.claimed()
         folders = [tempfile.gettempdir(), *([own] if own else [])]
-        base = folder_with_space(self._expected_bytes * COMPRESSION, folders, _ranks_here(self._session))
+        base = folder_with_space(self._expected_bytes * COMPRESSION, folders, _ranks_on_host(self._session))
         with raw_folder(base, self._session.run_id) as folder:
             self._result.save(os.path.join(folder.place, RAW_FILE))
             self._result = None
@@ -116,7 +116,7 @@ def folder_with_space(size: int, folders: Sequence[str], ranks: int) -> str:
     )
 
 
-def _ranks_here(session: Session) -> int:
+def _ranks_on_host(session: Session) -> int:
     """Number of ranks of the run on this host, each of which has a spool."""
     return max(1, min(len(spools_in(os.path.dirname(session.spool.directory))), session.world_size))
 
@@ -149,7 +149,7 @@ def flight_recorder(collectives: bool = True) -> bytes | None:
     from torch._C import _distributed_c10d as c10d
 
     if collectives:
-        _spare_captures()
+        _allow_graph_captures()
     found = None
     for name in _RECORDERS:
         dump = getattr(c10d, name, None)
@@ -159,7 +159,7 @@ def flight_recorder(collectives: bool = True) -> bytes | None:
     return found
 
 
-def _spare_captures() -> None:
+def _allow_graph_captures() -> None:
     """Allow other threads to capture CUDA graphs during the dump. To list NCCL's collectives, torch queries their events, which by
     default would invalidate a capture."""
     torch = sys.modules.get("torch")

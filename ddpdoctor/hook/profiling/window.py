@@ -25,11 +25,11 @@ from ..patching import guarded
 from ..recording import LAST_SETTINGS_STEP, Session, Writer
 from .torch_profiler import (
     SETTLE_NS,
+    backend_may_write,
     close_profiler,
     end_collection,
     node_number,
     open_profiler,
-    others_may_write,
     profiler_is_on,
 )
 from .trace_file import TraceJob
@@ -39,7 +39,7 @@ _TOOLS = {
     "NV_COMPUTE_PROFILER_PERFWORKS_DIR": "Nsight Compute",
 }
 
-seen: list[str] = []
+user_profilers: list[str] = []
 """Profilers that the job has constructed."""
 
 
@@ -48,7 +48,7 @@ def other_tool() -> str:
     for variable, name in _TOOLS.items():
         if os.environ.get(variable):
             return name
-    return seen[0] if seen else _python_profiler()
+    return user_profilers[0] if user_profilers else _python_profiler()
 
 
 def _python_profiler() -> str:
@@ -60,9 +60,9 @@ def _python_profiler() -> str:
     return ""
 
 
-def constructed(profiler: Any) -> None:
+def note_user_profiler(profiler: Any) -> None:
     """End the windows because the job constructs ``profiler``."""
-    seen.append("the job's own " + type(profiler).__module__ + "." + type(profiler).__qualname__)
+    user_profilers.append("the job's own " + type(profiler).__module__ + "." + type(profiler).__qualname__)
     for window in list(windows):
         window._yield_to_user_profiler()
 
@@ -119,9 +119,9 @@ class Window:
         """How long torch took to close the profiler, s. It must be closed, because an open one crashes the process at exit."""
         self._ended = 0
         """End of collection, monotonic ns, until the profiler is closed; otherwise 0."""
-        self._others_write = False
+        self._backend_may_write = False
         """Whether other threads may write to the profiler's memory for some time after the end of collection."""
-        self._busy = ""
+        self._operation = ""
         """The profiler operation in progress. It stays set if the job is interrupted during it."""
         self._near_thread: threading.Thread | None = None
         """The thread on which the step before the window began; None before that."""
@@ -193,11 +193,11 @@ class Window:
                 recorder.marks.append(Mark.PROFILED)
         elif state == "saving" and self._job is not None and not self._job.handed_over:
             recorder.marks.append(Mark.SAVING)
-        elif step > LAST_SETTINGS_STEP and not seen:
-            mine = [window for window in windows if window._session is self._session]
-            if not any(window.is_under_way for window in mine):
+        elif step > LAST_SETTINGS_STEP and not user_profilers:
+            own_windows = [window for window in windows if window._session is self._session]
+            if not any(window.is_under_way for window in own_windows):
                 self._session.stepping.listening = False
-        if seen and profiler_is_on():
+        if user_profilers and profiler_is_on():
             recorder.marks.append(Mark.USER_PROFILER)
 
     def _wait(self, step: int) -> None:
@@ -230,9 +230,9 @@ class Window:
         recorder.record_all_events()
         self._opener = threading.get_ident()
         self._open = True
-        self._busy = "opened"
+        self._operation = "opened"
         self._activities = open_profiler()
-        self._busy = ""
+        self._operation = ""
         recorder.marks += [Mark.OPENED, Mark.PROFILED]
         self._set("open")
 
@@ -249,7 +249,7 @@ class Window:
         """End collection; ``step`` is the step that begins."""
         self._session.recorder.always_full = False
         end_collection()
-        self._others_write = others_may_write()
+        self._backend_may_write = backend_may_write()
         self._ended = time.monotonic_ns()
         self._state.update(steps=[self._first, step])
 
@@ -259,8 +259,8 @@ class Window:
         if time.monotonic_ns() - self._ended >= SETTLE_NS:
             return True
         devices, on_device = self._session.devices, len(self._activities) > 1
-        is_done = not on_device or (devices is not None and devices.has_done(self._state["steps"][1] - 1))
-        return is_done and not self._others_write
+        is_done = not on_device or (devices is not None and devices.has_finished(self._state["steps"][1] - 1))
+        return is_done and not self._backend_may_write
 
     def _try_to_close(self) -> None:
         if self._is_closable():
@@ -269,11 +269,11 @@ class Window:
             self._session.recorder.marks.append(Mark.SAVING)
 
     def _close(self) -> None:
-        interrupted, self._busy = self._busy, "closed"
+        interrupted, self._operation = self._operation, "closed"
         begun_s = time.monotonic()
         result = close_profiler(self._opener)
         self.closing_s += time.monotonic() - begun_s
-        self._busy = ""
+        self._operation = ""
         self._ended = 0
         self._open = False
         if result is None:
@@ -344,7 +344,7 @@ class Captures:
         """Whether the newest window is waiting, open, or being closed or saved."""
         return self._windows[-1].is_under_way
 
-    def follow(self) -> None:
+    def handle_requests(self) -> None:
         """Handle requests and cancellations since the last call."""
         order = capture_requested(self._session.spool.directory)
         newest = self._windows[-1]

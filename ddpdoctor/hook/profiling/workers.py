@@ -31,7 +31,7 @@ _WORKERS_AT_FULL_RATE = 2
 _SAMPLES_PER_WRITE = 8
 _WRITE_S = 1.0
 """Minimum seconds between two writes. What is not yet written is lost if the worker is killed."""
-_LOOK_AGAIN_S = (1.0, 60.0)
+_CHECK_INTERVALS_S = (1.0, 60.0)
 """Seconds between checks whether the rank is recorded: first value and maximum; doubled each time."""
 _END_S = 0.05
 """Seconds that a worker's end waits for a write in progress."""
@@ -56,7 +56,7 @@ class WorkerRecorder:
         self._root, self._fetches = root, fetches
         self._pid, self._thread_id = os.getpid(), get_ident()
         self._times = ThreadTimes()
-        self._sleeps = _Sleeps()
+        self._sleep_detector = _SleepDetector()
         self._state = 0, 0, 0.0, 0
         """Batches, ns of preparing them, squares of their ms, and the start of the batch in progress by the performance counter, or
         0. The first batch is not counted."""
@@ -67,7 +67,7 @@ class WorkerRecorder:
         self._pending: list[str] = []
         self._lines: Lines | None = None
         self._spool: str | None = None
-        self._look_at_s, self._look_again_s = 0.0, _LOOK_AGAIN_S[0]
+        self._next_check_s, self._check_interval_s = 0.0, _CHECK_INTERVALS_S[0]
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -96,7 +96,7 @@ class WorkerRecorder:
             squares_ms2 += (took_ns / 1e6) ** 2
         self._state = batches, preparing_ns, squares_ms2, 0
 
-    def _so_far(self) -> _Counts:
+    def _totals(self) -> _Counts:
         """Totals up to now, including the batch in progress."""
         batches, preparing_ns, squares_ms2, since_ns = self._state
         if since_ns:
@@ -107,10 +107,10 @@ class WorkerRecorder:
     def _start_if_recorded(self) -> None:
         """Start the thread if the parent process is recorded now."""
         now_s = time.monotonic()
-        if now_s < self._look_at_s:
+        if now_s < self._next_check_s:
             return
-        self._look_at_s = now_s + self._look_again_s
-        self._look_again_s = min(2 * self._look_again_s, _LOOK_AGAIN_S[1])
+        self._next_check_s = now_s + self._check_interval_s
+        self._check_interval_s = min(2 * self._check_interval_s, _CHECK_INTERVALS_S[1])
         parent = multiprocessing.parent_process()
         pid = None if parent is None else parent.pid
         self._spool = None if pid is None else spool_of_process(self._root, pid)
@@ -121,7 +121,7 @@ class WorkerRecorder:
         info = get_worker_info()
         if info is not None:
             self._worker, self._workers = info.id, info.num_workers
-        self._began_ns, self._written = time.time_ns(), self._so_far()
+        self._began_ns, self._written = time.time_ns(), self._totals()
         self._thread = threading.Thread(
             target=guarded(_PART, self._run), name="ddpdoctor-worker", daemon=True
         )
@@ -159,7 +159,7 @@ class WorkerRecorder:
         assert self._lines is not None
         stack = self._inside_fetch(stack_of(self._thread_id))
         # A thread waiting for the GIL wakes up when this one releases it for the read, and counts as running.
-        sleeps = self._sleeps.read()
+        sleeps = self._sleep_detector.read()
         if not stack:
             return
         leaf = self._lines.id_of(*stack[0])
@@ -183,7 +183,7 @@ class WorkerRecorder:
 
     def _write(self) -> None:
         assert self._spool is not None
-        counts, now_ns = self._so_far(), time.time_ns()
+        counts, now_ns = self._totals(), time.time_ns()
         if counts[:2] == self._written[:2]:
             self._began_ns = now_ns
             return
@@ -226,7 +226,7 @@ class WorkerRecorder:
                 self._lock.release()
 
 
-class _Sleeps:
+class _SleepDetector:
     """Tells whether the thread that created it sleeps: waits for a file, another process or time, and needs no CPU."""
 
     def __init__(self) -> None:

@@ -32,18 +32,18 @@ class OptimizerStarts(Switch):
     """Whether hooks before optimizer steps do anything. They need not if only the times of steps are kept and the end of one
     optimizer's step ends each step. Such steps are called brief."""
 
-    __slots__ = ("alone", "caller")
+    __slots__ = ("caller", "only_optimizer")
 
     def __init__(self) -> None:
         super().__init__(True)
-        self.alone: Callable[[], Any] = _no_optimizer
+        self.only_optimizer: Callable[[], Any] = _no_optimizer
         """Returns that optimizer (held weakly); None if it cannot be recognized by identity."""
         self.caller: Any = None
         """The code that calls its step. A call from other code may be part of another optimizer's step."""
 
-    def expect(self, optimizer: Any, by_sight: bool, caller: Any) -> None:
+    def expect(self, optimizer: Any, is_recognizable: bool, caller: Any) -> None:
         """Expect the next steps to be brief ones of ``optimizer``, called in the frame ``caller``."""
-        self.alone = weakref.ref(optimizer) if by_sight else _no_optimizer
+        self.only_optimizer = weakref.ref(optimizer) if is_recognizable else _no_optimizer
         self.caller = caller.f_code
 
 

@@ -87,14 +87,14 @@ def exception_recorder(phase: Phase) -> Callable[[BaseException], None]:
             "step": session.recorder.step,
             "phase": phase.value,
             "how": End.RAISING.value,
-            "raised": [exception_document(error, _callers())],
+            "raised": [exception_document(error, _calling_stack())],
         }
         session.spool.keep_document(ENDING_FILE, document)
 
     return note
 
 
-def _callers() -> list[Frame]:
+def _calling_stack() -> list[Frame]:
     """The caller's stack, innermost first, without lines of the hook's wrappers."""
     found: list[Frame] = []
     frame: FrameType | None = sys._getframe(2)

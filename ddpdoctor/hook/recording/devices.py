@@ -67,7 +67,7 @@ class Devices:
         """Call with the output of a forward whose backward reduces gradients. Records when the backward's own work is done."""
         self.finish = guarded(_PART, self._finish)
         """Call at the end of the recording."""
-        self._look = guarded(_PART, self._read_unless_capturing)
+        self._read_completed = guarded(_PART, self._read_unless_capturing)
         self._at_backward = guarded(_PART, self._backward_begun)
         self._at_gradients = guarded(_PART, self._gradients_done)
 
@@ -81,9 +81,9 @@ class Devices:
         """The device on which the training thread works; None if it has not used one yet."""
         return self._device
 
-    def has_done(self, step: int) -> bool:
+    def has_finished(self, step: int) -> bool:
         """Whether the device is known to have finished this step. False also if no event was recorded for it."""
-        self._look()
+        self._read_completed()
         return self._done >= step
 
     def _read_unless_capturing(self) -> None:

@@ -27,14 +27,14 @@ from ...rundir import (
     brief_lines,
 )
 from ..job import CodeKinds, Lines
-from ..patching import is_the_jobs
+from ..patching import is_from_job_handler
 from .active import active
 from .crash_records import Calls
 from .thread_times import ThreadTimes
 
 MOST_EVENTS = 256
 """Upper limit of the events written per step, some 20 kB of text; the rest are only counted."""
-WHOLE_COST = 7
+FULL_COST_FACTOR = 7
 """Extra cost of recording a step in full instead of only its times, as a multiple of the measured time of ``end_step``. Timed
 inside real steps, where the CPU caches hold the model and not the hook's code: all calls of the hook take 270 to 300 us in a full
 step and 80 to 90 us in a thinned one, the end of a full step 30 us. Called in a loop, the same calls take a tenth."""
@@ -53,7 +53,7 @@ Cut = tuple[int, int, int, int]
 ns. The last two are -1 if unknown."""
 _CLOCK, _CPU, _DELAY = 0, 2, 3
 """Indices of a ``Cut``."""
-_BASE = re.compile(f"{EventField.FORWARD_END_NS.key}(-?[0-9]+)")
+_FORWARD_END = re.compile(f"{EventField.FORWARD_END_NS.key}(-?[0-9]+)")
 """The only time in an event's fields that is relative to the step's start."""
 
 _SCHEMA_LINE = f'{{{LineField.SCHEMA.key}"{STEPS_SCHEMA}"}}\n'
@@ -72,7 +72,7 @@ class Recorder:
 
     def __init__(self, spool: Spool, kinds: CodeKinds) -> None:
         self.spool = spool
-        spool.is_the_jobs = is_the_jobs
+        spool.is_from_job_handler = is_from_job_handler
         self.kinds = kinds
         self.pid = os.getpid()
         self.step = 0
@@ -99,11 +99,11 @@ class Recorder:
         self.lost: list[tuple[int, int]] = []
         """First and last number of successive steps for which there was no room. The last pair may include steps that were
         recorded."""
-        self._more = [0, 0]
+        self._overflow = [0, 0]
         self._saved = -1
         self._evaluations = [0, 0, 0]
         self._full_block = True
-        self._trainings = self._describes_after = 0
+        self._trainings = self._blocks_until_describe = 0
         self.describe: Callable[[], None] | None = None
         """Called some steps after a training began, when its model is known."""
         self._block_start = self._block_cost_ns = self._block_full = self._block_first = 0
@@ -138,10 +138,10 @@ class Recorder:
     def start_step(self, start: Cut) -> None:
         """Set the start of the current step."""
         epoch, now = time_ns(), perf_counter_ns()
-        self.epoch_of_zero = epoch - now
+        self.epoch_offset_ns = epoch - now
         """Epoch ns at perf_counter_ns 0."""
         self._start = start
-        self.heartbeat.begin_step(self.step, start[_CLOCK] + self.epoch_of_zero)
+        self.heartbeat.begin_step(self.step, start[_CLOCK] + self.epoch_offset_ns)
 
     @property
     def start_perf_ns(self) -> int:
@@ -160,14 +160,14 @@ class Recorder:
         self.always_full = True
         active.record(full=True)
 
-    def record_as_at_first(self) -> None:
+    def record_new_training(self) -> None:
         """Record the next steps in full, because they may be of another model. For the first few trainings, thinning starts again;
         for later ones only the rest of this block is full, so that a job of many trainings has no higher cost than others."""
         if self._trainings < _MOST_TRAININGS:
             self._trainings += 1
             self.thinning.restart(self.step)
         self._full_block = True
-        self._describes_after = 2
+        self._blocks_until_describe = 2
         if not active.full:
             self.full_since = perf_counter_ns()
             active.record(full=True)
@@ -181,8 +181,8 @@ class Recorder:
 
     def count(self, duration: int) -> None:
         """Count an event of which only the duration, ns, is kept."""
-        self._more[0] += 1
-        self._more[1] += duration
+        self._overflow[0] += 1
+        self._overflow[1] += duration
 
     def add_evaluation(self, start: int, duration: int) -> None:
         """Add a forward without gradients. Those of a step become one event."""
@@ -193,8 +193,8 @@ class Recorder:
 
     def cut(self, at: int) -> Cut:
         """Return the thread's counters now, as of ``at``; -1 if unknown, or not read to save time."""
-        if self._evaluations[2] or self._more[0]:
-            self._fold()
+        if self._evaluations[2] or self._overflow[0]:
+            self._append_totals()
         if self.step & self._counters_mask > 1:
             return at, len(self.events), -1, -1
         times = self._times.read_ns() if self._times is not None else None
@@ -222,7 +222,7 @@ class Recorder:
         if self._writing._is_owned():
             return
         with self._writing:
-            start, full, zero = self._start, active.full, self.epoch_of_zero
+            start, full, zero = self._start, active.full, self.epoch_offset_ns
             if end[_CLOCK] < start[_CLOCK]:
                 return  # a signal handler ended the step before this call
             number, next_zero = self.step + 1, zero
@@ -259,14 +259,14 @@ class Recorder:
             except ValueError:  # the page is closed: the recording has ended
                 pass
             self.step = self._written = number
-            self._start, self.epoch_of_zero = end, next_zero
+            self._start, self.epoch_offset_ns = end, next_zero
             if not is_written:
                 self._keep_definitions()
                 self._note_lost(written, number - 1)
             if self.events:
-                self._count_from(end[0] - start[0])
+                self._shift_events(end[0] - start[0])
         if full:
-            self._block_cost_ns += WHOLE_COST * (perf_counter_ns() - begun)
+            self._block_cost_ns += FULL_COST_FACTOR * (perf_counter_ns() - begun)
             self._block_full += 1
         if not number % BLOCK_STEPS:
             self._end_block(end[0])
@@ -289,7 +289,7 @@ class Recorder:
             or at < self._start[_CLOCK]
         ):
             return False
-        numbers, end_ns = self.heartbeat.numbers, at + self.epoch_of_zero
+        numbers, end_ns = self.heartbeat.numbers, at + self.epoch_offset_ns
         try:
             numbers[ENDS_AT + (number & ENDS_MASK)] = end_ns
             numbers[STEPS_AT + 1] = end_ns
@@ -317,9 +317,9 @@ class Recorder:
         return brief_lines(self._written, self.heartbeat.times_ns(self._written, end))
 
     def _end_block(self, at: int) -> None:
-        if self._describes_after:
-            self._describes_after -= 1
-            if not self._describes_after and self.describe is not None:
+        if self._blocks_until_describe:
+            self._blocks_until_describe -= 1
+            if not self._blocks_until_describe and self.describe is not None:
                 self.describe()
         thinning, full = self.thinning, self._block_full
         cost_ns = self._block_cost_ns // full if full else None
@@ -333,29 +333,31 @@ class Recorder:
             often = COUNTERS_EVERY_NS / max(thinning.step_ns, 1.0)
             self._counters_mask = max(1, min((1 << int(often).bit_length()) - 1, _MOST_COUNTERS_MASK))
 
-    def _count_from(self, later_ns: int) -> None:
+    def _shift_events(self, later_ns: int) -> None:
         """Shift the remaining events to a step that began ``later_ns`` later, because the end of the previous step was found only
         afterwards."""
         self.events = [
             (
                 begin,
                 duration,
-                _BASE.sub(lambda base: f"{EventField.FORWARD_END_NS.key}{int(base[1]) - later_ns}", fields),
+                _FORWARD_END.sub(
+                    lambda base: f"{EventField.FORWARD_END_NS.key}{int(base[1]) - later_ns}", fields
+                ),
             )
             for begin, duration, fields in self.events
         ]
 
-    def _fold(self) -> None:
+    def _append_totals(self) -> None:
         if self._evaluations[2]:
             begin, duration, number = self._evaluations
             self.events.append((begin, duration, f"{_EVALUATIONS}{number}"))
             self._evaluations = [0, 0, 0]
-        if self._more[0]:
-            self.events.append((perf_counter_ns(), self._more[1], f"{_MORE}{self._more[0]}"))
-            self._more = [0, 0]
+        if self._overflow[0]:
+            self.events.append((perf_counter_ns(), self._overflow[1], f"{_MORE}{self._overflow[0]}"))
+            self._overflow = [0, 0]
 
     def _full_line(self, start: Cut, end: Cut) -> str:
-        at, zero = start[_CLOCK], self.epoch_of_zero
+        at, zero = start[_CLOCK], self.epoch_offset_ns
         text = self._event_texts(start, end)
         marks = f'{_MARKS}["' + '","'.join(self.marks) + '"]' if self.marks else ""
         ran = end[_CPU] - start[_CPU] if start[_CPU] >= 0 and end[_CPU] >= 0 else "null"

@@ -15,7 +15,7 @@ from .recorder import Recorder
 from .steps import Stepping
 from .writer import Writer
 
-PATIENCE_S = 2.0
+END_BUDGET_S = 2.0
 """Total seconds that the job's end waits for the recording. The launcher copies the rest from the spool."""
 LAST_SETTINGS_STEP = 3
 """By this step DDP has rebuilt its buckets (at its second forward), so its settings can be read."""
@@ -24,13 +24,13 @@ LAST_SETTINGS_STEP = 3
 class Backward:
     """The outermost backward in progress on the training thread."""
 
-    __slots__ = ("depth", "lines", "steps_optimizer", "usual")
+    __slots__ = ("depth", "last", "lines", "steps_optimizer")
 
     def __init__(self) -> None:
         self.depth = 0
         self.steps_optimizer = False
         """Whether an optimizer stepped inside it."""
-        self.usual: Any = None
+        self.last: Any = None
         """The last backward, for the wrapper of backwards; None before the first one."""
         self.lines: dict[tuple[int, ...], tuple[str, CodeType, CodeType]] = {}
         """The field with the source line, by place. Keeping the code objects prevents reuse of their ids."""
@@ -62,7 +62,7 @@ class Session:
         self.writer = Writer(self)
         self.services: Any = None
         """The helpers of the session, a ``lifetime.Services``; None before its start and after its end."""
-        self.patience_s = PATIENCE_S
+        self.end_budget_s = END_BUDGET_S
         """Remaining seconds that the job's end may wait for the recording."""
 
     def begin(self) -> None:

@@ -16,7 +16,7 @@ class Boundary:
     def __init__(self) -> None:
         self.round: dict[Role, None] = {}
         """Optimizers that have stepped since the last known end of a round, in order."""
-        self.alone: Role | None = None
+        self.only_role: Role | None = None
         """The role of the only optimizer, if each of its steps is a round."""
         self._always: set[Role] = set()
         self._last: Role | None = None
@@ -33,7 +33,7 @@ class Boundary:
         if role not in self.round:
             self.round[role] = None
         if role is not self._last:
-            self.alone = None
+            self.only_role = None
             return False
         self._learn()
         return True
@@ -42,7 +42,7 @@ class Boundary:
         both = self._always.intersection(self.round)
         self._always = both or set(self.round)
         self._last = [role for role in self.round if role in self._always][-1]
-        self.alone = self._last if len(self.round) == len(self._always) == 1 else None
+        self.only_role = self._last if len(self.round) == len(self._always) == 1 else None
         self.round.clear()
 
 
@@ -60,9 +60,9 @@ class Stepping:
         self.at_every_step: Callable[[int], None] | None = None
         """Called in the same way even without listeners, but not after brief steps (:class:`.active.OptimizerStarts`)."""
         self._listening = True
-        self.every_step_counts = False
+        self.needs_every_step = False
         """Whether ``at_every_step`` must be called after brief steps, too."""
-        self._looked_at = 0
+        self._handled_steps = 0
         self.boundary = Boundary()
         self._candidate: Cut | None = None
         self._by_mark = False
@@ -81,7 +81,7 @@ class Stepping:
     @property
     def optimizer_steps(self) -> int:
         """A count that grows with each optimizer step, including brief steps."""
-        return self._looked_at + self.recorder.step
+        return self._handled_steps + self.recorder.step
 
     def before_optimizer(self, role: Role) -> None:
         """Handle an imminent outermost optimizer step. Need not be called if the boundary has no open round."""
@@ -90,13 +90,13 @@ class Stepping:
 
     def after_optimizer(self, role: Role, at: int) -> None:
         """Handle an optimizer step that ended at perf_counter_ns ``at``."""
-        self._looked_at += 1
+        self._handled_steps += 1
         role.steps += 1
         if self._by_mark:
             return
         recorder = self.recorder
         cut = recorder.cut(at) if active.full or recorder.events else (at, 0, -1, -1)
-        if role is self.boundary.alone or self.boundary.after(role):
+        if role is self.boundary.only_role or self.boundary.after(role):
             self._end(cut)
         else:
             self._candidate = cut
@@ -110,10 +110,10 @@ class Stepping:
             self._end(self.recorder.cut(at) if self.recorder.events else (at, 0, -1, -1))
 
     @property
-    def alone(self) -> Role | None:
+    def only_role(self) -> Role | None:
         """The role of the optimizer that ends every step, if the start of its step need not be recorded; otherwise None."""
-        by_optimizer = not (self._by_mark or self._listening or self.every_step_counts)
-        return self.boundary.alone if by_optimizer else None
+        by_optimizer = not (self._by_mark or self._listening or self.needs_every_step)
+        return self.boundary.only_role if by_optimizer else None
 
     def mark(self) -> None:
         """End the step at the user's mark."""

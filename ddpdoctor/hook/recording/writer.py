@@ -62,7 +62,7 @@ class Writer:
         """Each is set after a copy that began after the request."""
         self._ending = self._abandoned = False
         self._claimed = threading.Event()
-        self._refused: OSError | None = None
+        self._start_error: OSError | None = None
         self._copied_by_launcher = False
         self._dropped = 0
         """Number of lost records in rank.json."""
@@ -77,10 +77,10 @@ class Writer:
         then ends and the spool is removed."""
         self._thread.start()
         self._claimed.wait(START_S)
-        if self._refused is not None:
+        if self._start_error is not None:
             self._abandoned = True
             discard(self._session.spool.directory)
-            raise self._refused
+            raise self._start_error
 
     def flush(self, deadline_s: float, ending: bool = False) -> bool:
         """Wait until everything recorded so far is in the run directory. Returns False if ``deadline_s``, monotonic, comes first.
@@ -102,7 +102,7 @@ class Writer:
             if not self._launcher_copies():
                 drain(self._session.spool.directory)
         except OSError as error:
-            self._refused = error
+            self._start_error = error
         finally:
             self._claimed.set()
         self.document_changed.wait(PERIOD_S)

@@ -26,12 +26,12 @@ from .. import environment, fatalsignals
 from ..guard import part
 from ..patching import guarded
 from ..profiling import can_be_read, stack_of
-from .rank_status import exception_documents, frames_of, uncaught
+from .rank_status import exception_documents, frames_of, uncaught_exception
 
 _FATAL = ("SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL")
-_BELOW_LAST = 9
+_SIGRTMAX_OFFSET = 9
 """Offset of the signal from SIGRTMAX. The C library uses the first real-time signals, and other programs count from either end."""
-_FREE = (signal.SIG_DFL, signal.SIG_IGN)
+_DEFAULT_HANDLERS = (signal.SIG_DFL, signal.SIG_IGN)
 
 
 _reserved = [0]
@@ -42,10 +42,12 @@ _open: list[Faults] = []
 def reserve_signal() -> None:
     """Ignore the signal unless :func:`listen` was called, so that it ends no process that receives it just after faulthandler was
     unregistered. Has an effect on the main thread only; Python allows no other to set a handler."""
-    number = int(getattr(signal, "SIGRTMAX", 0)) - _BELOW_LAST
+    number = int(getattr(signal, "SIGRTMAX", 0)) - _SIGRTMAX_OFFSET
     if _reserved[0] or number <= 0 or threading.current_thread() is not threading.main_thread():
         return
-    if signal.getsignal(number) in _FREE and number not in signal.pthread_sigmask(signal.SIG_BLOCK, []):
+    if signal.getsignal(number) in _DEFAULT_HANDLERS and number not in signal.pthread_sigmask(
+        signal.SIG_BLOCK, []
+    ):
         signal.signal(number, signal.SIG_IGN)
         _reserved[0] = number
 
@@ -101,14 +103,14 @@ class Faults:
         if self in _open:
             _open.remove(self)
             stop_listening()
-        _give_back_fatal()
+        _disable_fatal_handler()
         known, self._file = self._file, None
         if known is not None:
             self._empty()
             os.close(self._handle)
 
 
-def _give_back_fatal() -> None:
+def _disable_fatal_handler() -> None:
     if fatalsignals.enabled_by_hook[0]:
         fatalsignals.enabled_by_hook[0] = False
         fatalsignals.disable()
@@ -116,7 +118,7 @@ def _give_back_fatal() -> None:
 
 def forget_faults() -> None:
     """Undo the parent's registrations in a forked child."""
-    _give_back_fatal()
+    _disable_fatal_handler()
     if _open:
         stop_listening()
     for faults in _open:
@@ -131,25 +133,25 @@ def _fatal_signals_end_process() -> bool:
 
 
 _UNJOINED = part("watching for ranks that do not join")
-_OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 """Variables set by launchers of ranks. A launcher in a pod of several may itself have the first two."""
 
 
-_own_file: list[tuple[int, str]] = []
+_status_file: list[tuple[int, str]] = []
 """The descriptor and path of this process's status file, if it has one."""
 
 
 def _begin_unjoined() -> None:
-    if _own_file or multiprocessing.parent_process() is not None:
+    if _status_file or multiprocessing.parent_process() is not None:
         return
-    rank, world_size, local_rank = (os.environ.get(name, "") for name in _OF_A_RANK)
+    rank, world_size, local_rank = (os.environ.get(name, "") for name in _RANK_VARIABLES)
     root = os.environ.get(environment.SPOOL)
     if not root or not (rank.isdecimal() and world_size.isdecimal() and local_rank.isdecimal()):
         return
     if int(world_size) < 2 or not environment.hang_after_s(os.environ):
         return
     handle, path = create_unjoined_file(root, int(rank))
-    _own_file.append((handle, path))
+    _status_file.append((handle, path))
     reserve_signal()
     append_unjoined(
         handle,
@@ -162,7 +164,7 @@ def _begin_unjoined() -> None:
 
 
 def _note_join_started() -> None:
-    for handle, _ in _own_file:
+    for handle, _ in _status_file:
         append_unjoined(handle, joining_ns=time.time_ns())
         if can_be_read():
             # The hang monitor does not send the signal from now on.
@@ -170,20 +172,20 @@ def _note_join_started() -> None:
 
 
 def _write_unjoined_end() -> None:
-    error = uncaught()
-    if _own_file and error is not None:
-        append_unjoined(_own_file[0][0], ended_ns=time.time_ns(), raised=exception_documents(error))
+    error = uncaught_exception()
+    if _status_file and error is not None:
+        append_unjoined(_status_file[0][0], ended_ns=time.time_ns(), raised=exception_documents(error))
 
 
 def _end_unjoined() -> None:
-    for _, path in _own_file:
+    for _, path in _status_file:
         remove_unjoined_file(path)
     _forget_unjoined()
 
 
 def _forget_unjoined() -> None:
-    while _own_file:
-        handle, _ = _own_file.pop()
+    while _status_file:
+        handle, _ = _status_file.pop()
         stop_listening()
         os.close(handle)
 

@@ -111,7 +111,7 @@ def set_fatal_exception(error: BaseException) -> None:
     _ending[:] = [error]
 
 
-def uncaught() -> BaseException | None:
+def uncaught_exception() -> BaseException | None:
     """The exception that ends, or has ended, the main thread; None if there is none, or in an interactive session, which errors do
     not end."""
     if _ending:
@@ -178,7 +178,7 @@ class RankStatus:
             "pid": os.getpid(),
             "at_ns": time.time_ns(),
             "step": recorder.step,
-            "step_since_ns": recorder.start_perf_ns + recorder.epoch_of_zero,
+            "step_since_ns": recorder.start_perf_ns + recorder.epoch_offset_ns,
             "events": len(events),
             "evaluations": recorder.evaluations,
             "exhausted": any(_EXHAUSTED in fields for _, _, fields in events),
@@ -194,7 +194,7 @@ class RankStatus:
             "phase": _phase(places, evaluating).value,
             "evaluating": evaluating,
             "frames": frames_of(places),
-            "user": frames_of(self._kinds.of_user((place[0], place) for place in places)),
+            "user": frames_of(self._kinds.user_items((place[0], place) for place in places)),
         }
 
     def phase(self) -> Phase | None:

@@ -40,7 +40,7 @@ from ..patching import guarded
 from ..profiling import Captures
 from ..recording import Session
 from .faults import Faults, reserve_signal
-from .rank_status import RankStatus, exception_documents, flight, phase_of, uncaught
+from .rank_status import RankStatus, exception_documents, flight, phase_of, uncaught_exception
 
 PERIOD_S = 1.0
 """Seconds between two checks. A check costs 30 to 100 us, at most 0.01 %."""
@@ -50,10 +50,10 @@ _THIS_THREAD = getattr(resource, "RUSAGE_THREAD", None)
 _PART = part("watching for hangs")
 
 
-SAME_LOOKS = 600
+SAMPLES_PER_INTERVAL = 600
 """Samples after which the interval doubles. Ten minutes show a leak in a short job; a line of 200 bytes per second would be 17 MB a
 day."""
-_OF_MEMORY = part("device memory")
+_MEMORY_PART = part("device memory")
 
 
 class DeviceMemory:
@@ -63,11 +63,11 @@ class DeviceMemory:
         self._session, self._status = session, status
         self._calls = self._looks = 0
         self._every = 1
-        self.look = guarded(_OF_MEMORY, self._look)
+        self.look = guarded(_MEMORY_PART, self._look)
         """Call once a second, always on the same thread."""
 
     @property
-    def there(self) -> bool:
+    def is_device_used(self) -> bool:
         """Whether the job has used a device."""
         devices = self._session.devices
         return devices is not None and devices.device is not None
@@ -85,7 +85,7 @@ class DeviceMemory:
             head = {"schema": MEMORY_SCHEMA, "device": f"cuda:{devices.device}", "total_bytes": total}
             lines.insert(0, encoded(head))
         self._looks += 1
-        if not self._looks % SAME_LOOKS:
+        if not self._looks % SAMPLES_PER_INTERVAL:
             self._every *= 2
         self._session.spool.write(MEMORY_FILE, b"".join(line + b"\n" for line in lines))
 
@@ -140,7 +140,7 @@ class StatusThread:
         self._faults = Faults(handle)
         heartbeat, spool, captures = self._session.recorder.heartbeat, self._session.spool, self._captures
         look, answer_stacks, follow = (
-            guarded(_PART, each) for each in (self._look, self._answer_stacks, captures.follow)
+            guarded(_PART, each) for each in (self._look, self._answer_stacks, captures.handle_requests)
         )
         try:
             while not (self._stop.is_set() or _PART.off):
@@ -161,7 +161,7 @@ class StatusThread:
     def _is_stopped_within_period(self) -> bool:
         """Wait for one period, and sample the device's memory at a random time of it. Returns whether the thread is to stop."""
         before_s = 0.0
-        if self._memory.there:
+        if self._memory.is_device_used:
             before_s = PERIOD_S * self._random.random()
             if self._stop.wait(before_s):
                 return True
@@ -169,7 +169,7 @@ class StatusThread:
         return self._stop.wait(PERIOD_S - before_s)
 
     def _look(self) -> None:
-        if not self._raised and uncaught() is not None:
+        if not self._raised and uncaught_exception() is not None:
             self._raised = True
             self.write_end_status()
         step = self._session.recorder.step
@@ -225,7 +225,7 @@ class StatusThread:
             return
         self._answered = request
         document = self._status.with_all_stacks(STANDING_SCHEMA)
-        error = uncaught()
+        error = uncaught_exception()
         document.update(request=request, raised=[] if error is None else exception_documents(error))
         self._keep(STANDING_FILE, encoded(document))
         entries = flight(self._session)
@@ -234,7 +234,7 @@ class StatusThread:
 
     def write_end_status(self) -> None:
         """Write how the process ends. An exception may be written before the end, if other threads keep the process running."""
-        error = uncaught()
+        error = uncaught_exception()
         document = self._status.counts(ENDING_SCHEMA)
         document["how"] = (End.IN_ORDER if error is None else End.EXCEPTION).value
         if error is not None:
@@ -251,5 +251,5 @@ class StatusThread:
             self._faults.stop()
         # The last status matters only if the rank ends in another way.
         self._withdraw(PROGRESS_FILE)
-        if uncaught() is None:
+        if uncaught_exception() is None:
             self._withdraw(CALLS_PAGE)

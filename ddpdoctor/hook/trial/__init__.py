@@ -30,9 +30,9 @@ def install(patches: Patches) -> None:
     trial = read(os.environ.get(TRIAL, ""))
     if trial is None:
         return
-    for room in (constructors, calls, blocks):
+    for module in (constructors, calls, blocks):
         try:
-            room.install(trial, patches)
+            module.install(trial, patches)
         except Exception as error:
             part("trial").failed(error)
     losses = ending.watch_losses(patches)
@@ -51,6 +51,6 @@ def install(patches: Patches) -> None:
                 ending.end(session, trial, losses)
 
         session.stepping.at_every_step = guarded(part("trial"), at_step)
-        session.stepping.every_step_counts = True
+        session.stepping.needs_every_step = True
 
     lifetime.at_start.append(begin)

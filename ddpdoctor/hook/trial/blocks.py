@@ -41,7 +41,7 @@ class IteratorReplacer:
         """The current block, from the number of steps taken."""
         return min(bisect_right(self._ends, self._trial.document["steps"]), len(self._ends) - 1)
 
-    def began(self, loader: Any, iterator: Any) -> None:
+    def note_loop(self, loader: Any, iterator: Any) -> None:
         """Note that a loop begins to iterate over a loader. With ``persistent_workers``, the same iterator serves loop after loop."""
         if loader not in self._settings:
             self._settings[loader] = {name: getattr(loader, name) for name in SETTINGS}
@@ -138,17 +138,17 @@ def install(trial: Trial, patches: Patches) -> None:
     begin, following = loader.__iter__, iterator.__next__
 
     @functools.wraps(begin)
-    def began(self: Any) -> Any:
+    def begin_loop(self: Any) -> Any:
         found = begin(self)
         try:
-            replacer.began(self, found)
+            replacer.note_loop(self, found)
         except Exception as error:
             _PART.failed(error)
         return found
 
     @functools.wraps(following)
-    def give(self: Any) -> Any:
+    def next_batch(self: Any) -> Any:
         return following(replacer.current_iterator(self))
 
-    patches.attribute(loader, "__iter__", began)
-    patches.attribute(iterator, "__next__", give)
+    patches.attribute(loader, "__iter__", begin_loop)
+    patches.attribute(iterator, "__next__", next_batch)

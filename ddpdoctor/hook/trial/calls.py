@@ -8,7 +8,7 @@ from typing import Any, Callable
 from weakref import WeakKeyDictionary
 
 from ..guard import part
-from ..patching import Patches, around, cell_of, not_compiled
+from ..patching import Patches, around, cell_of, exclude_from_compile
 from ..recording import active
 from .request import Trial
 
@@ -24,7 +24,7 @@ NAMES = (
 )
 _BATCHES_KEPT = 8
 """Number of batches that a loader repeats; too many for the CPU caches to hold them all."""
-_LEARNT_STEPS = 3
+_OBSERVED_STEPS = 3
 """Optimizer steps after which the number of backwards per step is known."""
 
 
@@ -91,7 +91,7 @@ class _Accumulation:
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
         self._steps, self._forwards = -1, 0
-        self._learnt: list[int] = []
+        self._forwards_per_step: list[int] = []
 
     def before_forward(self, args: Any, kwargs: Any) -> None:
         """Called in each forward of a DDP module. Assumes that there is only one."""
@@ -103,12 +103,12 @@ class _Accumulation:
         steps = session.stepping.optimizer_steps
         if steps != self._steps:
             if self._steps >= 0:
-                self._learnt.append(self._forwards)
+                self._forwards_per_step.append(self._forwards)
             self._steps, self._forwards = steps, 0
         self._forwards += 1
-        if len(self._learnt) < _LEARNT_STEPS:
+        if len(self._forwards_per_step) < _OBSERVED_STEPS:
             return
-        usual = self._learnt[1:_LEARNT_STEPS]
+        usual = self._forwards_per_step[1:_OBSERVED_STEPS]
         if min(usual) != max(usual):
             self._trial.refuse("ddp.accumulate", "the number of backwards changes from step to step")
             return
@@ -139,7 +139,7 @@ def _in_autocast(trial: Trial, original: Callable[..., Any]) -> Callable[..., An
             trial.set_to("amp.autocast", None, kind)
             return original(self, *args, **kwargs)
 
-    not_compiled(forward)
+    exclude_from_compile(forward)
     return forward
 
 
@@ -156,7 +156,7 @@ def _make_instant(trial: Trial, patches: Patches) -> None:
     def following(self: Any) -> Any:
         number = given.get(self, 0)
         given[self] = number + 1
-        batches = kept.setdefault(_loader_of(self), [])
+        batches = kept.setdefault(_loader_id(self), [])
         if len(batches) < _BATCHES_KEPT:
             batches.append(original(self))
             return batches[-1]
@@ -169,7 +169,7 @@ def _make_instant(trial: Trial, patches: Patches) -> None:
     patches.attribute(iterator, "__next__", following)
 
 
-def _loader_of(iterator: Any) -> int:
+def _loader_id(iterator: Any) -> int:
     """An id that all iterators of one loader share, epoch after epoch: that of its sampler."""
     return id(getattr(iterator, "_index_sampler", iterator))
 

@@ -7,8 +7,8 @@ import inspect
 from typing import Any, Callable
 
 from ..guard import part
-from ..job import asks_for_worker
-from ..patching import Patches, not_compiled
+from ..job import uses_worker_info
+from ..patching import Patches, exclude_from_compile
 from .request import Trial
 
 _PART = part("trial")
@@ -46,7 +46,7 @@ def install(trial: Trial, patches: Patches) -> None:
     if any(name in trial.of("loader") for name in LOADER):
         _wrap(DataLoader, "loader", _loader_arguments, getattr, trial, patches)
     if any(name in trial.of("ddp") for name in DDP):
-        _wrap(DistributedDataParallel, "ddp", _ddp_arguments, _of_ddp, trial, patches)
+        _wrap(DistributedDataParallel, "ddp", _ddp_arguments, _read_ddp, trial, patches)
     if trial.of("optimizer"):
         for optimizer in vars(torch.optim).values():
             if inspect.isclass(optimizer) and issubclass(optimizer, torch.optim.Optimizer):
@@ -54,7 +54,7 @@ def install(trial: Trial, patches: Patches) -> None:
                     "__init__" in vars(optimizer)
                     and "foreach" in inspect.signature(optimizer.__init__).parameters
                 ):
-                    _wrap(optimizer, "optimizer", _optimizer_arguments, _of_optimizer, trial, patches)
+                    _wrap(optimizer, "optimizer", _optimizer_arguments, _read_optimizer, trial, patches)
 
 
 def _wrap(
@@ -76,7 +76,7 @@ def _wrap(
             if f"{kind}.{name}" in trial.settings:
                 trial.set_to(f"{kind}.{name}", given.get(name), read_back(self, name))
 
-    not_compiled(construct)
+    exclude_from_compile(construct)
     patches.attribute(owner, "__init__", construct)
 
 
@@ -99,7 +99,7 @@ def _ddp_arguments(trial: Trial, given: _Given) -> dict[str, Any]:
     return {name: value for name, value in trial.of("ddp").items() if name in DDP}
 
 
-def _of_ddp(ddp: Any, name: str) -> Any:
+def _read_ddp(ddp: Any, name: str) -> Any:
     if name == "bucket_cap_mb":
         return ddp.bucket_bytes_cap / _MB
     if name == "broadcast_buffers":
@@ -117,7 +117,7 @@ def _optimizer_arguments(trial: Trial, given: _Given) -> dict[str, Any]:
     return asked
 
 
-def _of_optimizer(optimizer: Any, name: str) -> Any:
+def _read_optimizer(optimizer: Any, name: str) -> Any:
     return optimizer.defaults.get(name)
 
 
@@ -146,7 +146,7 @@ def _refused_workers(workers: int | None, given: _Given) -> str | None:
     from torch.utils.data import IterableDataset
 
     data = given.get("dataset")
-    if workers is None or workers <= 1 or not isinstance(data, IterableDataset) or asks_for_worker(data):
+    if workers is None or workers <= 1 or not isinstance(data, IterableDataset) or uses_worker_info(data):
         return None
     return (
         f"{type(data).__name__} is iterable and does not ask torch.utils.data.get_worker_info() for its share: "

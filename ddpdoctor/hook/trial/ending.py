@@ -24,10 +24,10 @@ from .request import Trial
 _PART = part("trial")
 _MOST_LOSSES = 512
 """Upper limit of the losses kept, a scalar each; the first ones."""
-_TOGETHER_S = 10.0
+_WAIT_FOR_RANKS_S = 10.0
 """Seconds that a rank waits for the others to reach the same step before it ends without them."""
-_LOOK_S = 0.02
-_made: list[tuple[int, str]] = []
+_POLL_S = 0.02
+_created_folders: list[tuple[int, str]] = []
 """(Process id, folder) that multiprocessing created at this module's request."""
 
 
@@ -106,13 +106,13 @@ def _wait_for_others(session: Session) -> None:
     store = c10d._get_default_store()
     keys = [f"ddpdoctor/trial/{rank}" for rank in range(session.world_size)]
     store.set(keys[session.rank], "ended")
-    deadline_s = time.monotonic() + _TOGETHER_S
+    deadline_s = time.monotonic() + _WAIT_FOR_RANKS_S
     while not store.check(keys):
         if time.monotonic() > deadline_s:
             raise TimeoutError("other ranks did not reach the trial's last step")
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     if session.rank == 0:
-        time.sleep(10 * _LOOK_S)
+        time.sleep(10 * _POLL_S)
 
 
 def share_temporary_folder() -> None:
@@ -120,7 +120,7 @@ def share_temporary_folder() -> None:
     try:
         known = multiprocessing.process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
         if known is None:  # otherwise it is the parent's, or chosen by the job
-            _made.append((os.getpid(), multiprocessing.util.get_temp_dir()))
+            _created_folders.append((os.getpid(), multiprocessing.util.get_temp_dir()))
     except Exception as error:
         _PART.failed(error)
 
@@ -130,6 +130,6 @@ def _end_children() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for child in multiprocessing.active_children():
         child.kill()
-    for pid, folder in _made:
+    for pid, folder in _created_folders:
         if pid == os.getpid():
             shutil.rmtree(folder, ignore_errors=True)

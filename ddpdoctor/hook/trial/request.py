@@ -23,7 +23,7 @@ class Trial:
         self.changes: dict[str, dict[str, Any]] = {
             name: {"asked": value, "state": "not seen"} for name, value in settings.items()
         }
-        self._passed: set[str] = set()
+        self._not_applied: set[str] = set()
         """Settings that did not apply to any object constructed so far."""
         self.document: dict[str, Any] = {
             "asked_steps": steps,
@@ -45,8 +45,8 @@ class Trial:
     def set_to(self, name: str, was: Any, now: Any) -> None:
         """Note that the setting was ``was`` and is now ``now``. If that differs from the request, the change was not applied."""
         change = self.changes[name]
-        if name in self._passed:
-            self._passed.remove(name)
+        if name in self._not_applied:
+            self._not_applied.remove(name)
             del change["why"]
         elif change["state"] == "refused":
             return
@@ -58,7 +58,7 @@ class Trial:
 
     def refuse(self, name: str, why: str) -> None:
         """Note that the setting is left unchanged, and why."""
-        self._passed.discard(name)
+        self._not_applied.discard(name)
         self.changes[name].update(state="refused", why=why)
 
     def not_applicable(self, name: str, why: str) -> None:
@@ -66,7 +66,7 @@ class Trial:
         evaluation may have no workers, and one for training some."""
         if self.changes[name]["state"] == "not seen":
             self.refuse(name, why)
-            self._passed.add(name)
+            self._not_applied.add(name)
 
 
 def _same(now: Any, asked: Any) -> bool:
