@@ -40,7 +40,7 @@ log of a long job, when it is thinned, is also replaced as a whole.
 from typing import TYPE_CHECKING
 
 from ..deferred import deferred
-from .calls_page import CALL_SLOTS, CALLS_PAGE, OWN_SLOTS, Call, CallsPage, lines_of_calls
+from .calls_page import CALL_SLOTS, CALLS_PAGE, DDP_SLOTS, Call, CallsPage, lines_of_calls
 from .compaction import DiskBudget, rank_budget
 from .draining import BusyError, discard, drain, recover
 from .files import (

@@ -67,7 +67,7 @@ def attempts_of(recordings: Sequence[RankRecord]) -> list[Attempt]:
             ranks[record.rank] = record
     attempts = list(found.values())
     for record in further:
-        _nearest(record, attempts)[record.rank] = record
+        _nearest_attempt(record, attempts)[record.rank] = record
     attempts.sort(key=lambda ranks: min(map(_started_ns, ranks.values())))
     for record in recordings:
         if not _is_described(record):
@@ -78,23 +78,23 @@ def attempts_of(recordings: Sequence[RankRecord]) -> list[Attempt]:
     return [Attempt([ranks[rank] for rank in sorted(ranks)]) for ranks in attempts]
 
 
-def _nearest(record: RankRecord, attempts: list[_Ranks]) -> _Ranks:
+def _nearest_attempt(record: RankRecord, attempts: list[_Ranks]) -> _Ranks:
     """The attempt of the same job and world size, without this rank, that started nearest to ``record``; a new one if there is
     none."""
 
-    def apart_ns(ranks: _Ranks) -> int:
+    def distance_ns(ranks: _Ranks) -> int:
         return min(abs(_started_ns(record) - _started_ns(each)) for each in ranks.values())
 
     fitting = [
-        ranks for ranks in attempts if record.rank not in ranks and _are_of_job(ranks.values(), record)
+        ranks for ranks in attempts if record.rank not in ranks and _are_same_job(ranks.values(), record)
     ]
     if not fitting:
         attempts.append({})
         return attempts[-1]
-    return min(fitting, key=apart_ns)
+    return min(fitting, key=distance_ns)
 
 
-def _are_of_job(records: Iterable[RankRecord], record: RankRecord) -> bool:
+def _are_same_job(records: Iterable[RankRecord], record: RankRecord) -> bool:
     return all(each.attempt_key[::2] == record.attempt_key[::2] for each in records)
 
 
@@ -136,13 +136,13 @@ def _continues(new: Sequence[RunDirectory], old: Sequence[RunDirectory]) -> bool
     ids, before = ({_slurm_job(run) for run in runs} for runs in (new, old))
     if len(ids | before) == 1 and ids != {""}:
         return True
-    commands, earlier = ({_started_as(run) for run in runs} for runs in (new, old))
+    commands, earlier = ({_launch_command(run) for run in runs} for runs in (new, old))
     return (
         commands == earlier and None not in earlier and any(run.manifest.get("exit_code") != 0 for run in old)
     )
 
 
-def _started_as(run: RunDirectory) -> tuple[str, ...] | None:
+def _launch_command(run: RunDirectory) -> tuple[str, ...] | None:
     """Working directory and command of a launcher; None if no command is known. Commands differ between hosts in ``--node-rank``."""
     command = run.manifest.get("command")
     return (str(run.manifest.get("cwd")), *map(str, command)) if command else None

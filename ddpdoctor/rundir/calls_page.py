@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from .stepevents import CallField, LineField
 
 CALLS_PAGE = "calls"
-CALL_SLOTS, OWN_SLOTS, CALL_SLOT_BYTES = 32, 8, 256
+CALL_SLOTS, DDP_SLOTS, CALL_SLOT_BYTES = 32, 8, 256
 """Number of slots for calls from Python, number of slots after them for calls by DDP itself, and bytes of each. The longest part of
 a call is the name of its group, some 20 characters. The slots are separate so that DDP's calls do not displace those of an
 evaluation every thousand steps."""
@@ -35,12 +35,12 @@ class _Memory(Protocol):
 class Call:
     """A recurring call: same place, operation and number of bytes."""
 
-    __slots__ = ("before", "last", "text", "turns")
+    __slots__ = ("last", "second_last", "text", "turns")
 
     def __init__(self, fields: str, turns: list[int] | None) -> None:
         """``turns`` has one element, the number of calls of its process group so far; None for a point-to-point message."""
         self.turns = turns
-        self.last = self.before = 0
+        self.last = self.second_last = 0
         """Its last two turns. If synchronizing ranks call different collectives, they show which call was due."""
         text = fields.encode().ljust(_TEXT_BYTES, b"\0")
         self.text = memoryview(text).cast("q") if len(text) == _TEXT_BYTES else None
@@ -54,29 +54,29 @@ class CallsPage:
         self.numbers: Any = None
         """The page; None if storage is short: the rank's calls are then not reported."""
         try:
-            self.numbers = spool.shared(CALLS_PAGE, (CALL_SLOTS + OWN_SLOTS) * CALL_SLOT_BYTES)
+            self.numbers = spool.shared(CALLS_PAGE, (CALL_SLOTS + DDP_SLOTS) * CALL_SLOT_BYTES)
         except OSError:
             pass
-        self._number = self._own = 0
-        self._written: list[Call | None] = [None] * (CALL_SLOTS + OWN_SLOTS)
+        self._number = self._ddp_calls = 0
+        self._written: list[Call | None] = [None] * (CALL_SLOTS + DDP_SLOTS)
         """The call whose text each slot holds."""
 
-    def begin(self, call: Call, step: int, own: bool = False) -> int:
-        """Record that a call begins in ``step``; ``own``: DDP itself issues it. Returns the argument for ``end``; -1 if it was not
+    def begin(self, call: Call, step: int, by_ddp: bool = False) -> int:
+        """Record that a call begins in ``step``; ``by_ddp``: DDP itself issues it. Returns the argument for ``end``; -1 if it was not
         recorded."""
         # Runs in every step, so it makes as few operations as possible.
         numbers, turns = self.numbers, call.turns
         self._number = number = self._number + 1
-        if own:
-            self._own += 1
-            slot = CALL_SLOTS + self._own % OWN_SLOTS
+        if by_ddp:
+            self._ddp_calls += 1
+            slot = CALL_SLOTS + self._ddp_calls % DDP_SLOTS
         else:
             slot = number % CALL_SLOTS
-        turn = last = before = 0
+        turn = last = second_last = 0
         if turns is not None:
             turns[0] = turn = turns[0] + 1
-            last, before = call.last, call.before
-            call.before, call.last = last, turn
+            last, second_last = call.last, call.second_last
+            call.second_last, call.last = last, turn
         if numbers is None or call.text is None:
             return -1
         place = slot * _SLOT
@@ -88,7 +88,7 @@ class CallsPage:
             numbers[place] = 1
             numbers[place + 2] = turn
             numbers[place + 3] = last
-            numbers[place + 4] = before
+            numbers[place + 4] = second_last
             numbers[place + 5] = step
             numbers[place + 1] = number
         except ValueError:  # the recording has ended
@@ -109,11 +109,11 @@ def lines_of_calls(page: bytes) -> bytes:
     """Return the content of a page as lines of ``calls.jsonl``."""
     lines = []
     for at in range(0, len(page) - CALL_SLOT_BYTES + 1, CALL_SLOT_BYTES):
-        is_open, number, turn, last, before, step = _NUMBERS.unpack_from(page, at)
+        is_open, number, turn, last, second_last, step = _NUMBERS.unpack_from(page, at)
         if number:
             turns = (
                 f"{CallField.TURN.next_key}{turn}{CallField.LAST_TURN.next_key}{last}"
-                f"{CallField.TURN_BEFORE.next_key}{before}"
+                f"{CallField.TURN_BEFORE.next_key}{second_last}"
                 if turn
                 else ""
             )

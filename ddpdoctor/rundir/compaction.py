@@ -129,21 +129,23 @@ class DiskBudget:
 
     def __init__(self, most_bytes: int, go_on: Callable[[], bool] = lambda: True) -> None:
         """``go_on`` is called repeatedly during thinning; if it returns False, thinning is abandoned and the log is unchanged."""
-        self._most, self._go_on = most_bytes, go_on
-        self._next = most_bytes
+        self._most_bytes, self._go_on = most_bytes, go_on
+        self._next_thinning_bytes = most_bytes
 
     def keep(self, rank_fd: int) -> None:
         """Thin the log in a rank's open folder if it is too large. Never raises: a log that cannot be thinned is unchanged."""
         try:
-            if os.stat(STEPS_FILE, dir_fd=rank_fd).st_size <= self._next:
+            if os.stat(STEPS_FILE, dir_fd=rank_fd).st_size <= self._next_thinning_bytes:
                 return
         except OSError:
             return
-        self._next += self._most // 8
+        self._next_thinning_bytes += self._most_bytes // 8
         with suppress(OSError):
-            thin(rank_fd, self._most, self._go_on)
+            thin(rank_fd, self._most_bytes, self._go_on)
             # If it could not be thinned, try again after it has grown by as much again.
-            self._next = max(self._most, os.stat(STEPS_FILE, dir_fd=rank_fd).st_size + self._most // 8)
+            self._next_thinning_bytes = max(
+                self._most_bytes, os.stat(STEPS_FILE, dir_fd=rank_fd).st_size + self._most_bytes // 8
+            )
 
 
 class _Piece:
@@ -181,9 +183,9 @@ def thin(rank_fd: int, most_bytes: int, go_on: Callable[[], bool] = lambda: True
         pieces = _pieces(handle, begin, size, most_bytes, go_on)
         if pieces is None:
             return False
-        every = _every(pieces, head.get("every", 1), most_bytes)
-        kept = [piece for piece in pieces if _stays(piece, every)]
-        gone = [piece.numbers for piece in pieces if not _stays(piece, every)]
+        every = _block_interval(pieces, head.get("every", 1), most_bytes)
+        kept = [piece for piece in pieces if _is_kept(piece, every)]
+        gone = [piece.numbers for piece in pieces if not _is_kept(piece, every)]
         third_line = {"left_out": union([_left_out(handle), *gone])}
         third = json.dumps(third_line, separators=(",", ":")).encode() + b"\n"
         kept_bytes = sum(piece.end - piece.start for piece in kept)
@@ -191,12 +193,14 @@ def thin(rank_fd: int, most_bytes: int, go_on: Callable[[], bool] = lambda: True
         if lost < most_bytes // 8:
             return False
         head_lines = first + _second_line(head.get("shift", 0) + lost, every) + third
-        return _replaced(rank_fd, handle, head_lines, kept, go_on)
+        return _replace_log(rank_fd, handle, head_lines, kept, go_on)
     finally:
         os.close(handle)
 
 
-def _replaced(rank_fd: int, handle: int, head: bytes, kept: list[_Piece], go_on: Callable[[], bool]) -> bool:
+def _replace_log(
+    rank_fd: int, handle: int, head: bytes, kept: list[_Piece], go_on: Callable[[], bool]
+) -> bool:
     clear(rank_fd)
     mode = os.fstat(handle).st_mode & 0o777
     try:
@@ -204,7 +208,7 @@ def _replaced(rank_fd: int, handle: int, head: bytes, kept: list[_Piece], go_on:
         try:
             while head:
                 head = head[os.write(out, head) :]
-            done = all(_copied(handle, out, piece, go_on) for piece in kept)
+            done = all(_copy_piece(handle, out, piece, go_on) for piece in kept)
         finally:
             os.close(out)
         if done:
@@ -269,21 +273,21 @@ def _pieces(
     return [*pieces, last]
 
 
-def _stays(piece: _Piece, every: int) -> bool:
+def _is_kept(piece: _Piece, every: int) -> bool:
     return piece.block is None or piece.block % every == 0
 
 
-def _every(pieces: list[_Piece], least: int, most_bytes: int) -> int:
+def _block_interval(pieces: list[_Piece], least: int, most_bytes: int) -> int:
     """The power of two such that the log fits if one block in this many is kept."""
     every, last = least, max((piece.block or 0 for piece in pieces), default=0)
     while every <= min(last, _MOST_EVERY // 2) and (
-        sum(piece.end - piece.start for piece in pieces if _stays(piece, every)) > most_bytes * _KEPT_SHARE
+        sum(piece.end - piece.start for piece in pieces if _is_kept(piece, every)) > most_bytes * _KEPT_SHARE
     ):
         every *= 2
     return every
 
 
-def _copied(source: int, target: int, piece: _Piece, go_on: Callable[[], bool]) -> bool:
+def _copy_piece(source: int, target: int, piece: _Piece, go_on: Callable[[], bool]) -> bool:
     position = piece.start
     while position < piece.end and go_on():
         data = os.pread(source, min(_PIECE_BYTES, piece.end - position), position)

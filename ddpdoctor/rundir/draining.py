@@ -36,10 +36,10 @@ from .stepevents import LineField, brief_lines
 
 PATIENCE_S = 2.0
 """Seconds that a copy waits for another copy of the same spool, whose process may be suspended."""
-_LOOK_S = 0.02
-_copied_here: dict[tuple[int, int] | None, object] = {}
+_POLL_S = 0.02
+_copying: dict[tuple[int, int] | None, object] = {}
 """Spools that threads of this process are copying, by the identity of their folders."""
-os.register_at_fork(after_in_child=_copied_here.clear)
+os.register_at_fork(after_in_child=_copying.clear)
 _LOCK_FILE = "lock"
 _STREAMS = frozenset([layout.STEPS_FILE, layout.SAMPLES_FILE, layout.MEMORY_FILE, layout.WORKERS_FILE])
 
@@ -126,14 +126,14 @@ def drain(
             target = layout.read_target(spool_fd)  # under the lock: an earlier copy may have claimed a folder
             if run is not None:
                 target = _place_in(run, target)
-            _refuse_foreign(layout.run_of(target), root)
+            _refuse_other_run(layout.run_of(target), root)
             try:
                 with owned.folder(layout.run_of(target), links=True) as run_folder:
                     if not owned.is_own(run_folder):
                         raise owned.UntrustedFileError(
                             errno.EPERM, "it belongs to another user", layout.run_of(target)
                         )
-                    target = _claimed(target, directory, spool_fd, run_folder)
+                    target = _claim_folder(target, directory, spool_fd, run_folder)
                     with (
                         owned.folder("ranks", run_folder) as ranks,
                         owned.folder(os.path.basename(target), ranks) as rank_fd,
@@ -157,7 +157,7 @@ def drain(
     return target
 
 
-def _claimed(target: str, directory: str, spool: int, run: int) -> str:
+def _claim_folder(target: str, directory: str, spool: int, run: int) -> str:
     """Return the rank's folder in the open run directory; create it if there is none."""
     if not layout.is_unclaimed(target):
         return target
@@ -193,7 +193,7 @@ def _locked(spool: int, deadline_s: float, beat: Callable[[], None] = lambda: No
     key = owned.file_identity(spool)
     mine = object()
     # A single operation instead of a lock object, which a fork could inherit in locked state.
-    while _copied_here.setdefault(key, mine) is not mine:
+    while _copying.setdefault(key, mine) is not mine:
         _wait(deadline_s, "another thread is copying it", beat)
     try:
         # Not earlier: a record lock belongs to the process and is lost when any of its threads closes the file.
@@ -208,17 +208,17 @@ def _locked(spool: int, deadline_s: float, beat: Callable[[], None] = lambda: No
         finally:
             os.close(handle)
     finally:
-        _copied_here.pop(key, None)
+        _copying.pop(key, None)
 
 
 def _wait(deadline_s: float, why: str, beat: Callable[[], None]) -> None:
     if time.monotonic() >= deadline_s:
         raise BusyError(errno.EBUSY, why)
     beat()
-    time.sleep(_LOOK_S)
+    time.sleep(_POLL_S)
 
 
-def _refuse_foreign(run: str, root: str) -> None:
+def _refuse_other_run(run: str, root: str) -> None:
     """Raise OtherRunError if a spool in ``root`` does not belong to ``run``."""
     known = layout.id_of_root(root)
     if known is None:
@@ -294,7 +294,7 @@ def _append(out: int, data: bytes, whole: bool = False) -> None:
 
 def _clear(spool: int) -> None:
     """Delete the files of a spool that a rank or a copy creates. Any other file stays, and so does the folder."""
-    known = (
+    removable = (
         layout.DOCUMENTS
         | layout.STOP_FILES
         | layout.QUESTIONS
@@ -302,9 +302,9 @@ def _clear(spool: int) -> None:
         | {layout.TARGET_FILE, RESERVE_FILE, _LOCK_FILE, layout.CARRIED_FILE, HEARTBEAT_FILE, CALLS_PAGE}
         | {f"{name}{layout.ASIDE}" for name in layout.DOCUMENTS}
     )
-    known |= {layout.handover_file(number) for number in range(layout.MOST_CAPTURES + 1)}
+    removable |= {layout.handover_file(number) for number in range(layout.MOST_CAPTURES + 1)}
     for name in os.listdir(spool):
-        if name in known or name.rpartition(".")[0] in _STREAMS or name.endswith(".tmp"):
+        if name in removable or name.rpartition(".")[0] in _STREAMS or name.endswith(".tmp"):
             os.unlink(name, dir_fd=spool)
 
 
@@ -312,22 +312,22 @@ _STEP = re.compile(rb'^\{"step": ?(\d{1,16})[,}]', re.MULTILINE)
 _TAIL_BYTES = 64 * 1024
 _LINE_BYTES = 64 * 1024
 _MOST_FILLED_BYTES = 1024 * 1024
-_WHY = "their memory was removed before it was copied, as cleaners of /dev/shm do, or systemd at a logout (RemoveIPC)"
+_LOST_REASON = "their memory was removed before it was copied, as cleaners of /dev/shm do, or systemd at a logout (RemoveIPC)"
 
 
 def bridge(out: int, stream: str, done: int, position: int, data: bytes) -> bytes:
     """The bytes to write to the open file ``out`` from position ``done`` of the stream on, so that ``data`` follows at its own
     ``position``. Raises OSError."""
     words = _lost_steps(out, data) if stream == layout.STEPS_FILE else ""
-    forms = [f"{words}: {_WHY}.", f"{words}."] if words else []
+    sentences = [f"{words}: {_LOST_REASON}.", f"{words}."] if words else []
     filled, missing = b"", position - done
     if not done and missing > _MOST_FILLED_BYTES:
         # The log was removed, and it may have been long.
-        missing = len(_note(forms[0] if forms else "", 0))
+        missing = len(_note(sentences[0] if sentences else "", 0))
         filled = thinned_head(position - missing)
     while missing > 2 * _LINE_BYTES:
         filled, missing = filled + _note("", _LINE_BYTES), missing - _LINE_BYTES
-    fits = next((each for each in (*forms, "") if len(_note(each, 0)) <= missing), None)
+    fits = next((each for each in (*sentences, "") if len(_note(each, 0)) <= missing), None)
     return filled + (b"\n" * missing if fits is None else _note(fits, missing))
 
 
@@ -360,10 +360,10 @@ def waiting_in(spool: str, target: str) -> Waiting:
     except OSError:
         return Waiting(spool, 0, 0)
     for stream in streams:
-        rest = uncopied_bytes(spool, stream, stream_end_of(os.path.join(target, stream)))
-        size += len(rest)
+        uncopied = uncopied_bytes(spool, stream, stream_end_of(os.path.join(target, stream)))
+        size += len(uncopied)
         if stream == layout.STEPS_FILE:
-            steps = rest.count(b'"t":[')
+            steps = uncopied.count(b'"t":[')
     return Waiting(spool, steps, size)
 
 
@@ -372,9 +372,9 @@ def unsaved_sentence(run: str, waiting: list[Waiting], error: OSError) -> str:
     steps, ranks = sum(each.steps for each in waiting), len(waiting)
     what = f"{steps} recorded step{'s' if steps != 1 else ''}" if steps else "What was recorded"
     places = sorted({os.path.dirname(each.spool) for each in waiting})
-    mended = "free some space for that directory" if error.errno in _NO_ROOM else "once that is fixed"
+    remedy = "free some space for that directory" if error.errno in _NO_ROOM else "once that is fixed"
     return (
         f"{what} of {ranks} rank{'s' if ranks != 1 else ''} ({sum(each.size for each in waiting) / 1e6:.1f} MB) could not be "
         f"copied to {run} ({reason_of(error)}) and wait{'' if steps > 1 else 's'} in {', '.join(places)}, which is memory: "
-        f"{mended}, then `ddpdoctor analyze {run}` fetches {'them' if steps > 1 else 'it'}."
+        f"{remedy}, then `ddpdoctor analyze {run}` fetches {'them' if steps > 1 else 'it'}."
     )

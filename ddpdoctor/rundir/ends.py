@@ -34,11 +34,11 @@ class Exit(str, Enum):
     """Not 0, and Python's exit handlers ran: ``sys.exit(3)``."""
     CODE = "exit code, not by its program's own end"
     """Not 0, and Python's exit handlers did not run: ``os._exit``, a runtime that ends its worker, an abort without a signal."""
-    ALIKE = "the same exit code on all ranks at one moment"
+    SAME_CODE = "the same exit code on all ranks at one moment"
     """Not 0, and Python's exit handlers ran on no rank: a controller, such as Ray's, ends its workers like that."""
     POLITE = "SIGTERM, SIGINT or SIGHUP"
     FORCE = "another signal"
-    UNSEEN = "not known"
+    UNKNOWN = "not known"
 
 
 class RankEnd(NamedTuple):
@@ -83,7 +83,7 @@ class JobEnd(NamedTuple):
 
 
 _ANY: bool | None = None
-_BY_OTHERS = (Exit.CODE, Exit.FORCE, Exit.ALIKE)
+_ENDED_BY_OTHERS = (Exit.CODE, Exit.FORCE, Exit.SAME_CODE)
 # exits, closed, lost, confirmed, the job succeeded → conclusion; the first matching row counts.
 _TABLE: tuple[tuple[tuple[Exit, ...], bool | None, bool | None, bool | None, bool | None, Conclusion], ...] = (
     ((Exit.ZERO,), _ANY, _ANY, _ANY, _ANY, Conclusion.WELL),
@@ -91,9 +91,9 @@ _TABLE: tuple[tuple[tuple[Exit, ...], bool | None, bool | None, bool | None, boo
     ((Exit.OWN_CODE,), _ANY, _ANY, _ANY, True, Conclusion.WELL),
     ((Exit.POLITE,), _ANY, True, _ANY, _ANY, Conclusion.FAILED),
     ((Exit.POLITE,), _ANY, _ANY, _ANY, _ANY, Conclusion.REQUESTED),
-    ((Exit.UNSEEN,), True, _ANY, _ANY, _ANY, Conclusion.WELL),
-    ((Exit.UNSEEN,), _ANY, False, _ANY, True, Conclusion.WELL),
-    (_BY_OTHERS, True, _ANY, _ANY, True, Conclusion.WELL),
+    ((Exit.UNKNOWN,), True, _ANY, _ANY, _ANY, Conclusion.WELL),
+    ((Exit.UNKNOWN,), _ANY, False, _ANY, True, Conclusion.WELL),
+    (_ENDED_BY_OTHERS, True, _ANY, _ANY, True, Conclusion.WELL),
     ((Exit.CODE,), True, _ANY, _ANY, _ANY, Conclusion.UNKNOWN),
     ((Exit.CODE, Exit.FORCE), _ANY, _ANY, True, _ANY, Conclusion.FAILED),
 )  # fmt: skip
@@ -107,13 +107,13 @@ def conclude(rank: RankEnd, job: JobEnd) -> Conclusion:
     if rank.raised:
         return Conclusion.FAILED
     for exits, closed, lost, confirmed, succeeded, conclusion in _TABLE:
-        witnesses = (
+        evidence = (
             (closed, rank.closed),
             (lost, rank.lost),
             (confirmed, rank.confirmed),
             (succeeded, job.succeeded),
         )
-        if rank.exit in exits and all(wanted is _ANY or wanted == seen for wanted, seen in witnesses):
+        if rank.exit in exits and all(wanted is _ANY or wanted == seen for wanted, seen in evidence):
             return conclusion
     return Conclusion.UNKNOWN
 
@@ -126,7 +126,7 @@ def exit_of(code: int | None, number: int | None, *, left: bool, polite: Collect
     if number is not None:
         return Exit.POLITE if number in polite else Exit.FORCE
     if code is None:
-        return Exit.UNSEEN
+        return Exit.UNKNOWN
     if code == 0:
         return Exit.ZERO
     return Exit.OWN_CODE if left else Exit.CODE
@@ -139,14 +139,14 @@ def job_end(
     launcher that ended before ``since_ns``, the start of the last attempt, counts only if there is no other: the job continued
     without it."""
     own = [each for each in manifests if each]
-    made_by = [_launcher(each) for each in own]
-    known = [*own, *(each for each in launches if _launcher(each) not in made_by)]
+    own_launchers = [_launcher(each) for each in own]
+    known = [*own, *(each for each in launches if _launcher(each) not in own_launchers)]
     over = [each for each in known if each.get("ended_ns")]
-    left = [each for each in over if each["ended_ns"] < since_ns]
-    if len(left) < len(known):
-        over, known = ([each for each in some if each not in left] for some in (over, known))
-    bad = [each for each in over if each.get("exit_code") or each.get("signal")]
-    first = min(bad, key=lambda each: int(each["ended_ns"]), default=None) or (over[0] if over else {})
+    earlier = [each for each in over if each["ended_ns"] < since_ns]
+    if len(earlier) < len(known):
+        over, known = ([each for each in some if each not in earlier] for some in (over, known))
+    failed = [each for each in over if each.get("exit_code") or each.get("signal")]
+    first = min(failed, key=lambda each: int(each["ended_ns"]), default=None) or (over[0] if over else {})
     noted = any(each.get("ended_ns") for each in own)
     return JobEnd(
         noted,

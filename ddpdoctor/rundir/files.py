@@ -118,7 +118,7 @@ def bounded_lines(source: BinaryIO) -> Iterator[bytes]:
 def parsed(data: bytes) -> tuple[Any, list[str]]:
     """Parse JSON. Returns the value, and ``name (value)`` for each number replaced by None because it is not finite or needs more
     than 64 bits. Raises ValueError, with a reason in words, if it is not JSON or nested too deep."""
-    odd: list[str] = []
+    replaced: list[str] = []
     try:
         value = json.loads(data)
     except RecursionError:
@@ -126,8 +126,8 @@ def parsed(data: bytes) -> tuple[Any, list[str]]:
     except ValueError as error:
         raise ValueError(_why_no_json(error)) from None
     if isinstance(value, (dict, list)):
-        _bound(value, "", 1, odd)
-    return value, odd
+        _check_bounds(value, "", 1, replaced)
+    return value, replaced
 
 
 def _why_no_json(error: ValueError) -> str:
@@ -144,17 +144,17 @@ def _why_no_json(error: ValueError) -> str:
     return f"it is no JSON: line {error.lineno}, character {error.colno}"
 
 
-def _bound(value: Any, name: str, depth: int, odd: list[str]) -> None:
+def _check_bounds(value: Any, name: str, depth: int, replaced: list[str]) -> None:
     if depth > _MOST_NESTED:
         raise ValueError("it is nested too deep")
-    listed = isinstance(value, list)
-    for key, item in enumerate(value) if listed else value.items():
+    is_list = isinstance(value, list)
+    for key, item in enumerate(value) if is_list else value.items():
         kind = type(item)
         if kind is dict or kind is list:
-            _bound(item, name if listed else str(key), depth + 1, odd)
+            _check_bounds(item, name if is_list else str(key), depth + 1, replaced)
         # NaN, infinities and numbers that need more than 64 bits all fail this test.
         elif (kind is int or kind is float) and not _LEAST_NUMBER <= item <= _MOST_NUMBER:
-            odd.append(f"{name if listed else key} ({short(item)})")
+            replaced.append(f"{name if is_list else key} ({short(item)})")
             value[key] = None
 
 
@@ -221,7 +221,7 @@ def read_json(path: str, notes: list[Note], lost: str = "") -> dict[str, Any] | 
     """Read the JSON object in ``path``; None if it is missing or broken. A note then says what is ``lost``. Numbers that the format
     does not allow become None, with a note."""
     try:
-        document, odd = parsed(read_bounded(path, MOST_DOCUMENT_BYTES))
+        document, replaced = parsed(read_bounded(path, MOST_DOCUMENT_BYTES))
     except FileNotFoundError:
         notes.append(Note(f"{path} is missing{lost and ': '}{lost}."))
         return None
@@ -231,6 +231,6 @@ def read_json(path: str, notes: list[Note], lost: str = "") -> dict[str, Any] | 
     if not isinstance(document, dict):
         notes.append(Note(f"{path} does not hold a JSON object{lost and ': '}{lost}."))
         return None
-    if odd:
-        notes.append(ignored(path, odd))
+    if replaced:
+        notes.append(ignored(path, replaced))
     return document

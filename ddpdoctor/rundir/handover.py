@@ -32,7 +32,7 @@ from typing import Any, Callable
 
 from . import layout
 from .calls_page import CALLS_PAGE, lines_of_calls
-from .liveness import State, Writing, last_change_s, writer_in
+from .liveness import State, WriterMark, last_change_s, writer_in
 from .owned import encoded, open_file, private_folder, read_file, read_object, replace_file
 from .spool import own_roots_pattern
 
@@ -62,7 +62,7 @@ def copy_documents(spool: int, rank_fd: int) -> None:
         try:
             data = read_file(aside, spool)
             if name == layout.RANK_FILE:
-                data = _with_news(data, _outcomes(spool))
+                data = _with_outcomes(data, _outcomes(spool))
             replace_file(name, rank_fd, data, mode=0o666)
         except BaseException:
             _put_back(name, aside, spool)
@@ -111,9 +111,9 @@ def _changed_ns(name: str, spool: int) -> int | None:
 def take_traces(spool: int, rank_fd: int, beat: Callable[[], None]) -> None:
     """Compress the traces that were handed over into the rank's open folder, and write the outcome to rank.json. Raises OSError if
     there is no room; a later call then tries again."""
-    there = set(os.listdir(spool))
+    names = set(os.listdir(spool))
     for number in range(layout.MOST_CAPTURES + 1):
-        if layout.handover_file(number) in there:
+        if layout.handover_file(number) in names:
             _take_trace(spool, rank_fd, beat, number)
 
 
@@ -123,23 +123,23 @@ def _take_trace(spool: int, rank_fd: int, beat: Callable[[], None], number: int)
         order = json.loads(read_file(handed_over, spool))
     except FileNotFoundError:
         return
-    news = _outcomes(spool)
-    if time.monotonic() < float(news.get("not_before_s") or 0.0):
+    outcomes = _outcomes(spool)
+    if time.monotonic() < float(outcomes.get("not_before_s") or 0.0):
         return
     try:
         window = _compressed(
             order, rank_fd, beat, layout.capture_file(number) if number else layout.TRACE_FILE
         )
     except OSError:
-        _write_outcomes(spool, {**news, "not_before_s": time.monotonic() + _TRY_AGAIN_S})
+        _write_outcomes(spool, {**outcomes, "not_before_s": time.monotonic() + _TRY_AGAIN_S})
         raise
     if number:
-        news.setdefault("captures", {})[str(number)] = window
+        outcomes.setdefault("captures", {})[str(number)] = window
     else:
-        news["window"] = window
-    _write_outcomes(spool, news)
+        outcomes["window"] = window
+    _write_outcomes(spool, outcomes)
     replace_file(
-        layout.RANK_FILE, rank_fd, _with_news(read_file(layout.RANK_FILE, rank_fd), news), mode=0o666
+        layout.RANK_FILE, rank_fd, _with_outcomes(read_file(layout.RANK_FILE, rank_fd), outcomes), mode=0o666
     )
     os.unlink(handed_over, dir_fd=spool)
 
@@ -208,31 +208,31 @@ def add_trouble(spool: int, words: str) -> None:
     with suppress(OSError, ValueError, AttributeError, TypeError):
         from .privacy import mask_text
 
-        words, news = mask_text(words), _outcomes(spool)
-        known = news.setdefault("errors", [])
+        words, outcomes = mask_text(words), _outcomes(spool)
+        known = outcomes.setdefault("errors", [])
         if words not in known and len(known) < _MOST_TROUBLES:
             known.append(words)
-            _write_outcomes(spool, news)
+            _write_outcomes(spool, outcomes)
 
 
 def _outcomes(spool: int) -> dict[str, Any]:
     return read_object(layout.CARRIED_FILE, spool) or {}
 
 
-def _write_outcomes(spool: int, news: dict[str, Any]) -> None:
-    replace_file(layout.CARRIED_FILE, spool, encoded(news))
+def _write_outcomes(spool: int, outcomes: dict[str, Any]) -> None:
+    replace_file(layout.CARRIED_FILE, spool, encoded(outcomes))
 
 
-def _with_news(data: bytes, news: dict[str, Any]) -> bytes:
+def _with_outcomes(data: bytes, outcomes: dict[str, Any]) -> bytes:
     """The content of rank.json with the outcome of its traces and copies."""
     document = json.loads(data)
-    if "window" in news:
-        document["window"] = {**(document.get("window") or {}), **news["window"]}
+    if "window" in outcomes:
+        document["window"] = {**(document.get("window") or {}), **outcomes["window"]}
     for capture in document.get("captures") or []:
-        capture.update((news.get("captures") or {}).get(str(capture.get("number")), {}))
-    if news.get("errors"):
+        capture.update((outcomes.get("captures") or {}).get(str(capture.get("number")), {}))
+    if outcomes.get("errors"):
         hook = document.setdefault("hook", {})
-        hook["errors"] = list(dict.fromkeys([*hook.get("errors", []), *news["errors"]]))
+        hook["errors"] = list(dict.fromkeys([*hook.get("errors", []), *outcomes["errors"]]))
     return encoded(document)
 
 
@@ -271,7 +271,7 @@ def raw_folder(base: str, run_id: str | None) -> Iterator[RawFolder]:
     handed_over = False
     try:
         with private_folder(path) as handle:
-            raw, writing = RawFolder(path, handle), Writing(handle)
+            raw, writing = RawFolder(path, handle), WriterMark(handle)
             try:
                 yield raw
             finally:
@@ -310,8 +310,8 @@ def _clear(folder: str, run_id: str | None) -> None:
             return
         # The process that handed it over no longer writes to it.
         state = State.OVER if HANDED_OVER in names else writer_in(handle).state
-        aged = state is not State.WRITING and last_change_s(handle) < time.time() - _STALE_S
-        if aged or (of_this_run and state is State.OVER):
+        is_stale = state is not State.WRITING and last_change_s(handle) < time.time() - _STALE_S
+        if is_stale or (of_this_run and state is State.OVER):
             for name in names:
                 os.unlink(name, dir_fd=handle)
             os.rmdir(folder)

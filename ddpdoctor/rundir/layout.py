@@ -260,17 +260,17 @@ def run_id(run: str) -> str | None:
     """The id in a run directory's manifest or, if that cannot be read, in a launcher's record."""
     manifest = read_json(os.path.join(run, MANIFEST_FILE), [])
     if manifest is not None:
-        return _valid(manifest)
+        return _valid_id(manifest)
     for parent, _, names in os.walk(os.path.join(run, "hosts")):
         for name in sorted(names):
             if name.startswith("launch-") and name.endswith(".json"):
-                found = _valid(read_json(os.path.join(parent, name), []) or {})
+                found = _valid_id(read_json(os.path.join(parent, name), []) or {})
                 if found is not None:
                     return found
     return None
 
 
-def _valid(document: dict[str, Any]) -> str | None:
+def _valid_id(document: dict[str, Any]) -> str | None:
     found = document.get(RUN_ID)
     return found if isinstance(found, str) and re.fullmatch(r"[0-9a-f]{16}", found) else None
 

@@ -87,7 +87,7 @@ def started(pid: int) -> int | None:
         return None
 
 
-class Writing:
+class WriterMark:
     """Marks this process as the writer of a folder, until ``end``."""
 
     def __init__(self, folder: int) -> None:
@@ -130,20 +130,23 @@ class Writing:
 def writer_in(folder: int) -> Writer:
     """The writer of an open folder, by the table above. Raises OSError if it cannot be read."""
     known, own_namespace = owned.read_object(WRITER_FILE, folder), pid_namespace()
-    in_reach = known is not None and (known.get("namespace"), known.get("boot")) == (own_namespace, boot_id())
-    if known is not None and in_reach and known.get("pid") == os.getpid():
+    is_reachable = known is not None and (known.get("namespace"), known.get("boot")) == (
+        own_namespace,
+        boot_id(),
+    )
+    if known is not None and is_reachable and known.get("pid") == os.getpid():
         # Opening and closing the lock's file would lose the lock.
         pid = os.getpid()
     else:
         holder = owned.lock_holder(LOCK_FILE, folder)
         if holder is not None:
-            if holder and not in_reach:
+            if holder and not is_reachable:
                 _note_seen(folder, holder, own_namespace)
             return Writer(State.WRITING, holder)
         if known is None:
             return Writer(State.UNKNOWN, 0)
-        if not in_reach:
-            return _out_of_reach(folder, known, own_namespace)
+        if not is_reachable:
+            return _unreachable_writer(folder, known, own_namespace)
         pid = known.get("pid") or 0
     if _marked_ended(known):
         return Writer(State.OVER, pid)
@@ -160,7 +163,7 @@ def _marked_ended(known: dict[str, Any]) -> bool:
     return isinstance(closed_ns, int) and time.time_ns() - closed_ns > CLOSED_S * 1e9
 
 
-def _out_of_reach(folder: int, known: dict[str, Any], own_namespace: int) -> Writer:
+def _unreachable_writer(folder: int, known: dict[str, Any], own_namespace: int) -> Writer:
     """Handle a writer of another namespace, host or boot that holds no lock."""
     if _marked_ended(known):
         return Writer(State.OVER, 0)

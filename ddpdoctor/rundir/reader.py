@@ -85,14 +85,14 @@ class RankRecord:
                     if line.endswith(b"\n"):
                         yield line
                     elif len(line) == _LONGEST_LINE:
-                        yield _too_long(source)
+                        yield _skip_line(source)
                     else:
                         cut = line
                 done = source.tell() + shift
         rest = b"" if self.spool is None else uncopied_bytes(self.spool, name, done)
         yield from (line for line in (cut + rest).splitlines(keepends=True) if line.endswith(b"\n"))
 
-    def without(self, name: str, what: str) -> Note:
+    def absence_note(self, name: str, what: str) -> Note:
         """A note on why the line file ``name`` contains no ``what``, without a period."""
         path = os.path.join(self.path, name)
         try:
@@ -130,7 +130,7 @@ class RankRecord:
         return size + (0 if self.spool is None else len(uncopied_bytes(self.spool, layout.STEPS_FILE, size)))
 
 
-def _too_long(source: BinaryIO) -> bytes:
+def _skip_line(source: BinaryIO) -> bytes:
     """Skip the rest of a line. Returns an empty line, which decoders count as broken. If the line does not end, as in a file of
     holes, the rest of the file is skipped, too."""
     for _ in range(_MOST_PIECES):
@@ -180,11 +180,13 @@ class RunDirectory:
         opened = [run for start in starts for run in start]
         described = [[record for record in run.recordings if record.info] for run in opened]
         jobs = {record.attempt_key[0] for records in described for record in records}
-        held = [key for records in described for key in {(each.attempt_key, each.rank) for each in records}]
-        everything = [record for run in opened for record in run.recordings]
-        of_one_job = len(starts) > 1 or (len(jobs) == 1 and len(set(held)) == len(held))
+        recorded_ranks = [
+            key for records in described for key in {(each.attempt_key, each.rank) for each in records}
+        ]
+        all_recordings = [record for run in opened for record in run.recordings]
+        of_one_job = len(starts) > 1 or (len(jobs) == 1 and len(set(recorded_ranks)) == len(recorded_ranks))
         for run in opened:
-            run._choose(attempt, everything if of_one_job else run.recordings)
+            run._choose(attempt, all_recordings if of_one_job else run.recordings)
         return opened
 
     @classmethod
@@ -201,10 +203,10 @@ class RunDirectory:
         hosts = {record.host for record in chosen if record.info}
         for record in chosen:
             steps = os.path.join(record.path, layout.STEPS_FILE)
-            _say_schema(steps, _head_of(steps).get("schema"), layout.STEPS_SCHEMA, notes)
+            _note_schema(steps, _head_of(steps).get("schema"), layout.STEPS_SCHEMA, notes)
             if len(hosts) == 1 and not record.info:
                 record.info["host"] = next(iter(hosts))
-            notes += _unread(record)
+            notes += _unread_windows(record)
         self.ranks.extend(chosen)
         self.telemetry.update(_telemetry(self.path, self.manifest, notes))
 
@@ -222,7 +224,7 @@ def read_rank(folder: str, notes: list[Note]) -> dict[str, Any] | None:
     )
 
 
-def _unread(record: RankRecord) -> list[Note]:
+def _unread_windows(record: RankRecord) -> list[Note]:
     """Notes about a rank's profiler windows that exist and are not read."""
     try:
         with os.scandir(record.path) as entries:
@@ -261,7 +263,7 @@ def _read_ranks(ranks: str, spools: dict[str, str], notes: list[Note]) -> list[R
         if name not in folders:
             notes.append(Note(f"{path} is not a folder: what this rank recorded is lost.").of_rank(rank))
             continue
-        if (refused := _refused(path, layout.RANK_FILE)) is not None:
+        if (refused := _lookup_error(path, layout.RANK_FILE)) is not None:
             notes.append(unreadable(path, refused, "what this rank recorded is not read").of_rank(rank))
             continue
         records.append(RankRecord(path, rank, _read_info(path, rank, spool, notes), repeat, spool))
@@ -302,11 +304,11 @@ def _read(
     if foreign:
         notes.append(Note(f"{path} is not the document that ddpdoctor writes there ({why}): {lost}."))
         return None
-    _say_schema(path, found, schema, notes)
+    _note_schema(path, found, schema, notes)
     return fitting(document, fields, path, notes)
 
 
-def _say_schema(path: str, found: Any, known: str, notes: list[Note]) -> None:
+def _note_schema(path: str, found: Any, known: str, notes: list[Note]) -> None:
     if found is not None and found != known:
         notes.append(
             Note(
@@ -374,7 +376,7 @@ def _choose(
     return sorted((record for record in records if record.path in paths), key=lambda record: record.rank)
 
 
-def _refused(folder: str, name: str) -> OSError | None:
+def _lookup_error(folder: str, name: str) -> OSError | None:
     """The error when looking up a file in a folder; None if it exists or is missing."""
     try:
         os.lstat(os.path.join(folder, name))
@@ -401,8 +403,8 @@ def _telemetry(run: str, manifest: Mapping[str, Any], notes: list[Note]) -> dict
     for host in names:
         folder = os.path.join(hosts, host)
         path = os.path.join(folder, layout.TELEMETRY_FILE)
-        if (refused := _refused(folder, layout.TELEMETRY_FILE)) is not None:
-            notes.append(unreadable(folder, refused, _UNKNOWN_OF_HOST))
+        if (failure := _lookup_error(folder, layout.TELEMETRY_FILE)) is not None:
+            notes.append(unreadable(folder, failure, _UNKNOWN_OF_HOST))
         elif os.path.lexists(path):
             found[host] = path
         elif sampled and host == own:

@@ -89,10 +89,10 @@ def capture_requested(spool: str) -> CaptureRequest | None:
         found = json.loads(data) if len(data) <= _MOST_ORDER_BYTES else None
     except (OSError, ValueError, RecursionError):
         return None
-    return _checked(found)
+    return _valid_request(found)
 
 
-def _checked(found: Any) -> CaptureRequest | None:
+def _valid_request(found: Any) -> CaptureRequest | None:
     if not isinstance(found, dict) or set(found) != set(CaptureRequest._fields):
         return None
     if not all(isinstance(value, int) and not isinstance(value, bool) for value in found.values()):
@@ -161,7 +161,7 @@ class Present:
 def present_ranks(run: str) -> list[Present]:
     """The ranks of this host, sorted; the newest process of each, because an elastic restart leaves several. Never raises."""
     found: dict[int, Present] = {}
-    for spool, _ in sorted(spools_of(run), key=lambda each: _age(each[0])):
+    for spool, _ in sorted(spools_of(run), key=lambda each: _created_s(each[0])):
         named = layout.parse_spool_name(spool)
         if named is not None:
             found[named[0]] = Present(*named, spool)
@@ -186,7 +186,7 @@ def launcher_runs(run: str, manifest: Mapping[str, Any]) -> bool | None:
     return runs
 
 
-def _age(spool: str) -> float:
+def _created_s(spool: str) -> float:
     try:
         return os.stat(spool).st_ctime
     except OSError:

@@ -43,20 +43,20 @@ _TOKEN_OF_TEXT = re.compile(
     "|class|patch|text|word|decoder|encoder|separator|forced|mark|prefix|suffix|middle|eot|eod|eom|trigger"
 )
 """Words before "token" that refer to tokens of a language model."""
-_RUN_TOGETHER = re.compile(
+_JOINED_WORDS = re.compile(
     "[a-z]+(?:passwor[dt]|passwd|passphrase|passcode|secret|apikey|credential)s?"
     f"|(?:{_SERVICE.pattern}|{_KEY_WORD.pattern}|bot)(?:keys?|token|pass|pwd|pat)"
     "|(?:db|sql|pg|user|root|smtp|mail|ftp)(?:pass|pwd|pw)"
 )
 """Two words written as one: PGPASSWORD, clientsecret, hftoken. Excludes endings of English words such as "hotkey" and "compass"."""
-_PASS_OF_WORK = re.compile("forward|backward|single|one|two|multi|num|n|first|second|low|high|band|max|per")
+_DATA_PASS_WORD = re.compile("forward|backward|single|one|two|multi|num|n|first|second|low|high|band|max|per")
 """Words before "pass" that refer to a pass over data."""
 _TWO_WORDS = (
     *("connection string", "webhook url", "hook url", "access signature", "key secret"),
     *("otp code", "mfa code", "pin code", "access code", "security code"),
     *("pass word", "pass phrase", "pass code"),
 )
-_SAYS_NOTHING = re.compile(r"\d+|value|string|str|base64|b|raw|plain|plaintext|default|env")
+_IGNORED_LAST_WORD = re.compile(r"\d+|value|string|str|base64|b|raw|plain|plaintext|default|env")
 """Last words that are ignored in favour of the previous one: HF_TOKEN_2, password_b64."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _DEFINE = re.compile(r"^-D(?=[a-z])")
@@ -68,7 +68,9 @@ _LONGEST_NAME = 200
 def names_secret(name: str) -> bool:
     """Whether an option or variable with this name holds a secret. Its last word decides: ``--max-tokens`` does not."""
     words = [word.lower() for word in _WORD.findall(_DEFINE.sub("", name[-_LONGEST_NAME:]))]
-    while len(words) > 1 and _SAYS_NOTHING.fullmatch(words[-1]) and " ".join(words[-2:]) not in _TWO_WORDS:
+    while (
+        len(words) > 1 and _IGNORED_LAST_WORD.fullmatch(words[-1]) and " ".join(words[-2:]) not in _TWO_WORDS
+    ):
         words.pop()
     if not words:
         return False
@@ -77,13 +79,13 @@ def names_secret(name: str) -> bool:
     last, before = words[-1], words[-2] if len(words) > 1 else ""
     if f"{before} {last}" in _TWO_WORDS:
         return True
-    if last in _DEPENDS:
-        return _DEPENDS[last](before, name)
+    if last in _AMBIGUOUS_WORDS:
+        return _AMBIGUOUS_WORDS[last](before, name)
     if last == "token" and _TOKEN_OF_TEXT.fullmatch(before):
         return False
-    if last == "pass" and _PASS_OF_WORK.fullmatch(before):
+    if last == "pass" and _DATA_PASS_WORD.fullmatch(before):
         return False
-    return _SECRET_WORD.fullmatch(last) is not None or _RUN_TOGETHER.fullmatch(last) is not None
+    return _SECRET_WORD.fullmatch(last) is not None or _JOINED_WORDS.fullmatch(last) is not None
 
 
 def _is_key(before: str, name: str) -> bool:
@@ -96,7 +98,7 @@ def _is_tok(before: str, name: str) -> bool:
     return bool(_TOK_WORD.fullmatch(before) or _SERVICE.fullmatch(before))
 
 
-_DEPENDS: dict[str, Callable[[str, str], bool]] = {
+_AMBIGUOUS_WORDS: dict[str, Callable[[str, str], bool]] = {
     "key": _is_key, "keys": _is_key, "tok": _is_tok, "toks": _is_tok,
     "tokens": lambda before, name: _TOK_WORD.fullmatch(before) is not None,
     "api": lambda before, name: _SERVICE.fullmatch(before) is not None,
@@ -134,12 +136,12 @@ def holds_value(option: str, following: str) -> bool:
     return _SWITCH_WORD.match(option) is None and _OPTION.fullmatch(following) is None
 
 
-_SAYS_NO_SECRET = re.compile(r"|true|false|none|null|yes|no|on|off|\*\*\*", re.IGNORECASE)
+_NO_SECRET = re.compile(r"|true|false|none|null|yes|no|on|off|\*\*\*", re.IGNORECASE)
 
 
 def is_no_secret(value: str) -> bool:
     """Whether a value only means yes or no, or is already masked."""
-    return _SAYS_NO_SECRET.fullmatch(value) is not None
+    return _NO_SECRET.fullmatch(value) is not None
 
 
 SHORT_OPTIONS = {
@@ -188,13 +190,13 @@ _HASH = re.compile(r"[0-9a-f]{7,128}(?![\w+/=-])")
 _NAMES_NEXT = re.compile(r"[ \t]{0,8}[:=]")
 """After a name and a comma, the next string is another name if this follows it: ``"token", "value": 3``."""
 
-_OF_WORK = re.compile(r"\b(?:for|back)ward $")
+_DATA_PASS = re.compile(r"\b(?:for|back)ward $")
 
 _ARGUMENT = r"""(?:'[^']*'?|"[^"]*"?|[^\s"';|]+)"""
 _PROGRAM = re.compile(
     rf"(?<![\w-])(?P<program>{'|'.join(p.replace(' ', '[ ]{1,4}') for p in sorted(SHORT_OPTIONS, key=len, reverse=True))})(?=\s)"
 )
-_NEAR = 300
+_NEAR_LENGTH = 300
 """Characters after a program's name in which its option is searched, and upper limit of a "name" in JSON."""
 
 
@@ -210,7 +212,7 @@ def secret_values(text: str) -> Iterator[tuple[int, int, bool]]:
             continue
         in_query = found.start() > 0 and text[found.start() - 1] in "?&"
         if name.lower() in _LABEL and not in_query:
-            near = text[position : position + _NEAR]
+            near = text[position : position + _NEAR_LENGTH]
             label = _plain(near[: _word_end(near, 0)])
             continue
         if in_query and names_secret_of_url(name):
@@ -223,20 +225,20 @@ def secret_values(text: str) -> Iterator[tuple[int, int, bool]]:
                 yield position, hashed.end(), False
             continue
         value = text[position:end]
-        if _stands_for_something_else(text, found, value, end):
+        if _is_other_text(text, found, value, end):
             continue
         if not is_no_secret(_plain(value)):
             yield position, end, True
         position = max(end, position)
 
 
-def _stands_for_something_else(text: str, found: re.Match[str], value: str, end: int) -> bool:
+def _is_other_text(text: str, found: re.Match[str], value: str, end: int) -> bool:
     """Whether the text after a name, up to ``end``, is not its value: it is the next word, a pass over data, or the next name of a
     list."""
     name = found["name"]
     if found["space"] is not None and not holds_value(name, value):
         return True
-    if name == "pass" and _OF_WORK.search(text, max(0, found.start() - 10), found.start()):
+    if name == "pass" and _DATA_PASS.search(text, max(0, found.start() - 10), found.start()):
         return True
     return "," in found["separator"] and _NAMES_NEXT.match(text, end) is not None
 
@@ -253,7 +255,7 @@ def program_secrets(text: str) -> Iterator[tuple[int, int]]:
         gap = "" if program in ATTACHED_ONLY else r"[ \t=]{0,4}"
         options = "|".join(map(re.escape, SHORT_OPTIONS[program]))
         option = re.compile(rf"\s(?:{options}){gap}(?P<value>{_ARGUMENT})")
-        inside = re.compile(r"[^\n;|]*").match(text, found.end(), found.end() + _NEAR)
+        inside = re.compile(r"[^\n;|]*").match(text, found.end(), found.end() + _NEAR_LENGTH)
         hit = option.search(text, found.end(), inside.end()) if inside else None
         if hit:
             yield hit.span("value")

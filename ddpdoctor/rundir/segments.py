@@ -51,9 +51,9 @@ class Segment:
             raise
         finally:
             os.close(handle)
-        self._handle = self._kept_open(next_free)
+        self._handle = self._mapping_descriptor(next_free)
 
-    def _kept_open(self, likely: int) -> int:
+    def _mapping_descriptor(self, likely: int) -> int:
         """The descriptor that the mapping holds internally, a copy that Python does not expose; -1 if it is not found. ``likely``
         is checked first, because a job may have thousands open."""
         if file_identity(likely) == self._file:
@@ -65,7 +65,7 @@ class Segment:
         """Whether a file in ``folder`` still has its content, according to the file's metadata."""
         return identity_of(self.name, folder) == self._named
 
-    def in_file(self, folder: int) -> int:
+    def bytes_in_file(self, folder: int) -> int:
         """Number of its bytes that a file in ``folder`` has."""
         if not self.is_in(folder):
             return 0

@@ -36,19 +36,19 @@ from typing import Any, Callable
 
 from . import layout
 from .layout import WORKERS_FILE, run_id
-from .liveness import WRITER_FILE, WRITER_FILES, Writing, boot_id, pid_namespace
+from .liveness import WRITER_FILE, WRITER_FILES, WriterMark, boot_id, pid_namespace
 from .owned import encoded, identity_of, make_private_folder, open_file, private_folder, replace_file
 from .segments import LEAST_FREE_SHARE, Segment, room_for_segment
 
 _SHM = "/dev/shm"
-LOOK_AGAIN_S = 1.0
+RETRY_S = 1.0
 """Seconds after which room is checked again if there was none. Counting uncopied data takes a system call per segment, and the
 thread that copies runs once a second."""
 RESERVE_FILE = "reserve"
 _RESERVE_BYTES = 64 * 1024
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _MOST_NAMES = 1_000_000
-_made: dict[str, int] = {}
+_created: dict[str, int] = {}
 """Number of spools that this process has created, by rank and process id. The hang monitor identifies a spool by its name, so a
 name is not reused after the spool was removed."""
 _TICK_NS = 3_000_000_000
@@ -146,11 +146,11 @@ class Spool:
             self.directory = os.path.join(root, self._name)
             try:
                 with private_folder(self._name, root_fd) as spool_fd:
-                    self._writing = Writing(spool_fd)
+                    self._writing = WriterMark(spool_fd)
                     replace_file(layout.TARGET_FILE, spool_fd, os.fsencode(self._target))
                     _reserve(spool_fd)
             except OSError:
-                _remove_begun(self._name, root_fd)
+                _remove_incomplete(self._name, root_fd)
                 raise
         self._streams: dict[str, Segment] = {}
         self._shared: list[tuple[Segment, memoryview]] = []
@@ -168,7 +168,7 @@ class Spool:
         try:
             segment = self._streams.get(stream)
             if segment is None or segment.used + len(data) > segment.size:
-                segment = self._next(stream, segment, len(data))
+                segment = self._next_segment(stream, segment, len(data))
             begin = segment.used
             segment.used = end = begin + len(data)
             segment.memory[begin:end] = data
@@ -180,12 +180,12 @@ class Spool:
             self.error = str(error)
             return False
 
-    def _next(self, stream: str, full: Segment | None, least: int) -> Segment:
+    def _next_segment(self, stream: str, full: Segment | None, least: int) -> Segment:
         if time.monotonic() < self._no_room_until_s:
             raise OSError(self.error or "there was no room a moment ago")
         try:
             with layout.opened_spool(self.directory) as spool_fd:
-                saved = 0 if full is None else full.in_file(spool_fd)
+                saved = 0 if full is None else full.bytes_in_file(spool_fd)
                 # Write again what is no longer in a file because the file was removed.
                 unsaved = b"" if full is None else full.memory[saved : full.used]
                 position = 0 if full is None else full.start + saved
@@ -205,7 +205,7 @@ class Spool:
         except OSError as error:
             if self.is_from_job_handler(error):
                 raise
-            self._no_room_until_s = time.monotonic() + LOOK_AGAIN_S
+            self._no_room_until_s = time.monotonic() + RETRY_S
             raise self._reason(error) from error
         if full is not None:
             full.close()
@@ -216,7 +216,7 @@ class Spool:
         if isinstance(error, FileNotFoundError):
             return OSError(f"{self.directory} was removed while the job ran")
         if error.errno in _NO_ROOM:
-            return OSError(_short_of_room(self._root))
+            return OSError(_no_room_reason(self._root))
         return error
 
     def restore(self) -> bool:
@@ -225,7 +225,7 @@ class Spool:
         if self._closed:
             return False
         with suppress(FileNotFoundError), layout.opened_spool(self.directory) as spool_fd:
-            if self._is_whole(spool_fd):
+            if self._is_complete(spool_fd):
                 return False
         make_private_folder(self._root)
         with private_folder(self._root) as root:
@@ -233,7 +233,7 @@ class Spool:
             with private_folder(self._name, root) as spool_fd:
                 replace_file(layout.TARGET_FILE, spool_fd, os.fsencode(self._target))
                 self._writing.end()
-                self._writing = Writing(spool_fd)
+                self._writing = WriterMark(spool_fd)
                 for segment in list(self._streams.values()):
                     try:
                         if not segment.is_in(spool_fd):
@@ -243,7 +243,7 @@ class Spool:
         self._no_room_until_s = 0.0
         return True
 
-    def _is_whole(self, spool_fd: int) -> bool:
+    def _is_complete(self, spool_fd: int) -> bool:
         if identity_of(layout.TARGET_FILE, spool_fd) is None:
             return False
         if layout.is_unclaimed(self._target):
@@ -312,7 +312,7 @@ class Spool:
         with layout.opened_spool(self.directory) as spool_fd:
             replace_file(layout.handover_file(number), spool_fd, encoded(order))
 
-    def claimed(self) -> str | None:
+    def rank_folder(self) -> str | None:
         """The rank's folder in the run directory; None if it has none yet. Raises OSError."""
         target = layout.target_of(self.directory)
         return None if layout.is_unclaimed(target) else target
@@ -341,7 +341,7 @@ def _reserve(spool_fd: int) -> None:
             replace_file(RESERVE_FILE, spool_fd, bytes(_RESERVE_BYTES))
 
 
-def _remove_begun(name: str, root: int) -> None:
+def _remove_incomplete(name: str, root: int) -> None:
     with suppress(OSError):
         with private_folder(name, root) as spool_fd:
             for file in (*WRITER_FILES, layout.TARGET_FILE):
@@ -354,18 +354,18 @@ def _new_folder(root: int, rank: int) -> str:
     """Create a folder for a rank of this process. An earlier process with the same id may have left one."""
     pid = os.getpid()
     key = f"{rank}-{pid}"
-    for repeat in range(_made.get(key, 0), _MOST_NAMES):
+    for repeat in range(_created.get(key, 0), _MOST_NAMES):
         name = f"{rank:05d}.{repeat}-{pid}" if repeat else f"{rank:05d}-{pid}"
         try:
             os.mkdir(name, 0o700, dir_fd=root)
         except FileExistsError:
             continue
-        _made[key] = repeat + 1
+        _created[key] = repeat + 1
         return name
     raise FileExistsError(f"rank {rank} has left {_MOST_NAMES} spools of process {pid}")
 
 
-def _short_of_room(root: str) -> str:
+def _no_room_reason(root: str) -> str:
     base = os.path.dirname(root)
     try:
         storage = os.statvfs(base)

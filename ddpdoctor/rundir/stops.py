@@ -29,7 +29,7 @@ from enum import Enum
 from typing import Any
 
 from . import layout, typed
-from .calls_page import CALL_SLOTS, OWN_SLOTS
+from .calls_page import CALL_SLOTS, DDP_SLOTS
 from .files import folders_in, parsed, read_bounded, read_json, unreadable
 from .notes import Note
 from .stepevents import CallField
@@ -40,10 +40,10 @@ ENDING_SCHEMA = "ddpdoctor.ending/1"
 STALL_SCHEMA = "ddpdoctor.stall/2"
 ENDS_SCHEMA = "ddpdoctor.ends/1"
 ASKED_SCHEMA = "ddpdoctor.asked/1"
-_READ_TOO = {STALL_SCHEMA: "ddpdoctor.stall/1"}
+_OLDER_SCHEMAS = {STALL_SCHEMA: "ddpdoctor.stall/1"}
 """Schemas of earlier versions that are also read."""
 
-_MOST_CALLS_BYTES = (CALL_SLOTS + OWN_SLOTS) * 512
+_MOST_CALLS_BYTES = (CALL_SLOTS + DDP_SLOTS) * 512
 MOST_FAULTS_BYTES = 1 << 20
 """Upper limit of a fault's text; with a hundred threads of a hundred frames it has less."""
 
@@ -174,7 +174,7 @@ def document_in(
     found = read_json(path, notes, lost)
     if found is None:
         return None
-    if found.get("schema") not in (schema, _READ_TOO.get(schema, schema)):
+    if found.get("schema") not in (schema, _OLDER_SCHEMAS.get(schema, schema)):
         named = found.get("schema")
         what = "names no schema" if named is None else f"is of another schema ({str(named)[:40]})"
         notes.append(Note(f"{path} {what} and is skipped{lost and ': '}{lost}."))

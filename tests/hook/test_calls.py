@@ -17,7 +17,7 @@ import pytest
 
 from ddpdoctor.hook.recording import active, backwards
 from ddpdoctor.hook.recording.crash_records import Calls
-from ddpdoctor.rundir import CALL_SLOTS, OWN_SLOTS, lines_of_calls
+from ddpdoctor.rundir import CALL_SLOTS, DDP_SLOTS, lines_of_calls
 
 backward = import_module("ddpdoctor.hook.patches.backward")  # as the hook itself loads it
 SUM, GRADIENTS = '"k":"coll","op":"all_reduce","pg":"0"', '"k":"bwd","pg":"0"'
@@ -38,7 +38,7 @@ class Memory:
 def test_calls_of_a_group_are_numbered_whoever_issues_them() -> None:
     memory = Memory()
     calls = Calls(memory)  # type: ignore[arg-type]
-    calls.end(calls.begin(calls.recurring(GRADIENTS, "0"), 0, own=True))
+    calls.end(calls.begin(calls.recurring(GRADIENTS, "0"), 0, by_ddp=True))
     calls.end(calls.begin(calls.recurring(SUM, "0"), 0))
     calls.begin(calls.recurring('"k":"coll","op":"isend","pg":"0"', None), 0)
     calls.end(calls.begin(calls.recurring(SUM.replace('"0"', '"1"'), "1"), 1))
@@ -53,10 +53,10 @@ def test_what_ddp_issues_in_every_step_pushes_out_no_call_from_python() -> None:
     memory = Memory()
     calls = Calls(memory)  # type: ignore[arg-type]
     calls.end(calls.begin(calls.recurring(SUM, "0"), 0))
-    for step in range(3 * OWN_SLOTS + CALL_SLOTS):
-        calls.end(calls.begin(calls.recurring(GRADIENTS, "0"), step, own=True))
+    for step in range(3 * DDP_SLOTS + CALL_SLOTS):
+        calls.end(calls.begin(calls.recurring(GRADIENTS, "0"), step, by_ddp=True))
     rows = memory.rows()
-    assert (len(rows), rows[0]["k"]) == (1 + OWN_SLOTS, "coll")
+    assert (len(rows), rows[0]["k"]) == (1 + DDP_SLOTS, "coll")
     last = rows[-1]["n"]
     assert (rows[-1]["p"], rows[-1]["pp"]) == (last - 1, last - 2)
 

@@ -66,7 +66,7 @@ def _fast_wrapper(original: Callable[..., Any]) -> Callable[..., Any]:  # noqa: 
                         frame = frame.f_back or frame
                     if frame.f_code is last.code and frame.f_lasti == last.at and model is not None:
                         if model.require_backward_grad_sync:
-                            place = recorder.calls.begin(last.call, recorder.step, own=True)
+                            place = recorder.calls.begin(last.call, recorder.step, by_ddp=True)
                             numbers = recorder.calls.numbers
                             # Set last: an exception from a signal handler of the job must not leave it set.
                             backward.depth = 1
@@ -136,7 +136,7 @@ def _begin_reduction(current: Session, frame: FrameType) -> tuple[str, int]:
         return where, -1
     call = calls.recurring(f'{_REDUCING}"{model.group}"{where}', model.group)
     current.backward.last = LastBackward(frame, call, model.ref, where)
-    return where, calls.begin(call, current.recorder.step, own=True)
+    return where, calls.begin(call, current.recorder.step, by_ddp=True)
 
 
 def _line_of(current: Session, frame: FrameType, above: FrameType) -> str:

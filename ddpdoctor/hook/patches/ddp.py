@@ -103,7 +103,7 @@ def _before_buffers(args: Any, kwargs: Any) -> _Buffers | None:
     group = group_name(getattr(ddp, "process_group", None))
     fields = f'{_BROADCASTING}"{group}"{recorder.lines.caller()}'
     recorder.flush_definitions()
-    place = recorder.calls.begin(recorder.calls.recurring(fields, group), recorder.step, own=True)
+    place = recorder.calls.begin(recorder.calls.recurring(fields, group), recorder.step, by_ddp=True)
     return current, ddp, perf_counter_ns(), place
 
 

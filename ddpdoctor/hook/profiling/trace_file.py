@@ -90,7 +90,7 @@ class TraceJob:
             part("flight recorder").failed(error)
 
     def _save_trace(self) -> None:
-        own = self._session.spool.claimed()
+        own = self._session.spool.rank_folder()
         folders = [tempfile.gettempdir(), *([own] if own else [])]
         base = folder_with_space(self._expected_bytes * COMPRESSION, folders, _ranks_on_host(self._session))
         with raw_folder(base, self._session.run_id) as folder:
