@@ -82,7 +82,7 @@ def brief(monkeypatch) -> Iterator[SimpleNamespace]:
     )
     session = SimpleNamespace(
         recorder=recorder,
-        backward=SimpleNamespace(depth=0, steps_optimizer=False, usual=None, lines={}),
+        backward=SimpleNamespace(depth=0, steps_optimizer=False, last=None, lines={}),
         models=SimpleNamespace(first_reducing=lambda: seen, open=[]),
         devices=None,
         thread_is_known=True,
