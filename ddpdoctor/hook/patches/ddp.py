@@ -141,8 +141,8 @@ def interrupt(current: Session, at: int, loss: Any) -> None:
 
 
 def pause(current: Session) -> None:
-    """Handle an optimizer step that is about to begin inside the innermost open forward: what ran since the backward led to no
-    other one."""
+    """Handle an optimizer step that is about to begin inside the innermost open forward: no backward followed what ran since the
+    last one."""
     forward = current.models.open[-1]
     if forward.interrupted and forward.since is not None:
         forward.since = None

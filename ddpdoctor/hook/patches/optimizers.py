@@ -157,7 +157,8 @@ def _after_optimizer_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def _handle_step_end(optimizer: Any, at: int, step_frame: Any) -> None:
-    """Handle the end of an optimizer step at ``at``, perf_counter_ns. ``stepped`` is the frame of torch's function for that step."""
+    """Handle the end of an optimizer step at ``at``, perf_counter_ns. ``step_frame`` is the frame of torch's function for that
+    step."""
     if starts.full:
         after_step(optimizer, at)
         if not active.full and not open_step.depth:

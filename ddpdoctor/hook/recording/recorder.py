@@ -45,8 +45,8 @@ _MOST_COUNTERS_MASK = 63
 """Lowest rate: at two neighbouring ends of steps in 64."""
 
 MOST_DRIFT_NS = 50_000
-"""Largest difference between two readings of both clocks, ns. Beyond it the clock was set, or the thread had no CPU between the two
-halves of a reading, which makes the result smaller than it is."""
+"""Largest plausible change, ns, of the offset between both clocks from one reading to the next. If it is larger, the clock was set,
+or the thread had no CPU between the two halves of a reading, which makes the offset smaller than it is."""
 _MOST_LOST = 10
 Cut = tuple[int, int, int, int]
 """A possible end of a step: perf_counter_ns, number of events before it, the thread's time on a CPU and its wait for one so far,
@@ -434,8 +434,8 @@ MOST_THINNED = 64
 BLOCK_STEPS = 8
 """Successive steps that are recorded together, because a step is measured from the end of the one before."""
 MOST_BRIEF = 64
-"""Upper limit of the brief steps that are written together, because one line each would be their largest cost. Together with those
-that precede a full ``/dev/shm``, they must fit into the heartbeat's page."""
+"""Upper limit of the brief steps that are written together, because one line each would be their largest cost. Together with the
+steps that precede a full ``/dev/shm``, they must fit into the heartbeat's page."""
 _WEIGHT = 1 / 2
 """Weight of the newest block in the averages."""
 _LEAST_RISE_NS = 4000.0
