@@ -42,10 +42,8 @@ class HookOptions(NamedTuple):
 
 
 def job_environment(run: str, spool: str, options: HookOptions, base: Mapping[str, str]) -> dict[str, str]:
-    """Return ``base`` with the variables that start the recording in every Python process of the command.
-
-    ``run`` is the run directory, ``spool`` the folder made for it by ``rundir.make_spool_root``. Both are absolute.
-    """
+    """Return ``base`` with the variables that start the recording in every Python process of the command. ``run`` is the run
+    directory, ``spool`` the folder made for it by ``rundir.make_spool_root``. Both are absolute."""
     steps = options.profile_steps
     environment = dict(base)
     path = environment.get("PYTHONPATH")

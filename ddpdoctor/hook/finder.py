@@ -25,10 +25,8 @@ class _Finder:
 
 
 def after_import(name: str, module: str, function: str) -> None:
-    """Import ``module`` and call its ``function`` after ``name`` is imported, or now if it already is.
-
-    Errors in a call after an import are ignored.
-    """
+    """Import ``module`` and call its ``function`` after ``name`` is imported, or now if it already is. Errors in a call after an
+    import are ignored."""
     if name in sys.modules:
         getattr(importlib.import_module(module), function)()
         return

@@ -27,10 +27,8 @@ class Part:
         self.errors = 0
 
     def failed(self, error: BaseException, record: str = "", message: str = "") -> None:
-        """Count an error. The first one of the process is reported to the user.
-
-        ``record`` goes into rank.json, ``message`` is the sentence for the user. By default both name the error.
-        """
+        """Count an error. The first one of the process is reported to the user. ``record`` goes into rank.json, ``message`` is the
+        sentence for the user. By default both name the error."""
         self.errors += 1
         if self.errors >= ERRORS_ALLOWED:
             self.off = True

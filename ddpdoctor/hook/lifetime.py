@@ -78,10 +78,8 @@ def _start(session: Session) -> None:
 
 
 def _flush(session: Session, ending: bool = False) -> None:
-    """Copy everything recorded so far to the run directory, within the session's remaining patience.
-
-    What is not copied stays in the spool. ``ending``: this is the last flush of the session.
-    """
+    """Copy everything recorded so far to the run directory, within the session's remaining patience. What is not copied stays in
+    the spool. ``ending``: this is the last flush of the session."""
     services: Services | None = session.services
     if services is None:
         return
@@ -148,9 +146,7 @@ _may_record_alone: list[bool] = []
 
 def arm(rank: int, world_size: int, joining_ns: int | None = None) -> Session | None:
     """Start recording this process as ``rank``; continue the current recording if it has the same rank and world size.
-
-    ``joining_ns``: when ``init_process_group`` was called, epoch ns.
-    """
+    ``joining_ns``: when ``init_process_group`` was called, epoch ns."""
     session = active.session
     if session is not None:
         if (session.rank, session.world_size) == (rank, world_size):
@@ -186,10 +182,8 @@ def _new_session(rank: int, world_size: int, run: str, spool_root: str) -> Sessi
 
 
 def arm_alone() -> Session | None:
-    """Start recording a job of one process, at an optimizer step or a user's mark outside of a process group.
-
-    Returns None if this process is not such a job.
-    """
+    """Start recording a job of one process, at an optimizer step or a user's mark outside of a process group. Returns None if this
+    process is not such a job."""
     if not _may_record_alone:
         is_child = multiprocessing.parent_process() is not None
         is_single = all(os.environ.get(name) in (None, "", "1") for name in _WORLD_SIZE_VARIABLES)

@@ -111,10 +111,8 @@ def _code_hidden_from_warnings(code: types.CodeType) -> types.CodeType:
 
 
 def guarded(part: Part, function: Callable[..., None], switch: Switch = always_on) -> Callable[..., None]:
-    """Return ``function`` as a callback that returns None and raises only exceptions of the job's signal handlers.
-
-    ``switch`` as for ``around``.
-    """
+    """Return ``function`` as a callback that returns None and raises only exceptions of the job's signal handlers. ``switch`` as
+    for ``around``."""
 
     def callback(*args: Any, **kwargs: Any) -> None:
         if switch.full and not part.off:
@@ -183,9 +181,7 @@ def _skip(code: types.CodeType) -> None:
 
 def cell_of(function: Any) -> Any | None:
     """Return the closure cell ``func`` of a function decorated by torch, which holds the wrapped function; None if there is none.
-
-    Replacing its content changes every reference to the decorated function, including names imported earlier.
-    """
+    Replacing its content changes every reference to the decorated function, including names imported earlier."""
     if type(function) is not types.FunctionType or not function.__closure__:
         return None
     names = function.__code__.co_freevars

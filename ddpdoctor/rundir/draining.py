@@ -61,10 +61,8 @@ class Waiting(NamedTuple):
 
 
 def recover(run: str) -> list[str]:
-    """Copy the spools left by ranks of this run that were killed together with their launcher. Never raises.
-
-    Returns sentences about what could not be copied to the run directory.
-    """
+    """Copy the spools left by ranks of this run that were killed together with their launcher. Never raises. Returns sentences
+    about what could not be copied to the run directory."""
     waiting: list[Waiting] = []
     failure = None
     deadline_s = time.monotonic() + PATIENCE_S
@@ -186,10 +184,8 @@ def discard(directory: str) -> None:
 
 @contextmanager
 def _locked(spool: int, deadline_s: float, beat: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the spool's lock against other processes and threads. Raises BusyError.
-
-    ``beat`` is called while it waits, because a lock held by another process does not mean that the storage does not answer.
-    """
+    """Hold the spool's lock against other processes and threads. Raises BusyError. ``beat`` is called while it waits, because a
+    lock held by another process does not mean that the storage does not answer."""
     key = owned.file_identity(spool)
     mine = object()
     # A single operation instead of a lock object, which a fork could inherit in locked state.

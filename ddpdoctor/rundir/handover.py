@@ -283,10 +283,8 @@ def raw_folder(base: str, run_id: str | None) -> Iterator[RawFolder]:
 
 
 def clear_raw_folders(bases: Iterable[str], run_id: str | None) -> None:
-    """Remove folders left by killed ranks: those of the run ``run_id``, and any that is a day old. Never raises.
-
-    Only this user's folders count. One that was handed over is removed only after the spool that refers to it is gone.
-    """
+    """Remove folders left by killed ranks: those of the run ``run_id``, and any that is a day old. Never raises. Only this user's
+    folders count. One that was handed over is removed only after the spool that refers to it is gone."""
     for base in bases:
         try:
             names = [name for name in os.listdir(base) if _NAME.match(name)]

@@ -129,11 +129,8 @@ def _times_ns(numbers: Sequence[int], first: int, end: int) -> list[int]:
 
 
 def unwritten_steps(page: bytes, first: int) -> tuple[int, list[int]]:
-    """The steps that are in a page's content and not in the step log, which has those before ``first``.
-
-    Returns the number of the first of them, and their times as of ``Heartbeat.times_ns``; no times if the content is damaged, or of
-    a version that kept none.
-    """
+    """The steps that are in a page's content and not in the step log, which has those before ``first``. Returns the number of the
+    first of them, and their times as of ``Heartbeat.times_ns``; no times if the content is damaged, or of a version that kept none."""
     numbers = memoryview(page).cast("q") if len(page) == _BYTES else [0]
     if numbers[0] != _VERSION:
         return first, []

@@ -67,10 +67,8 @@ _RANK_DIRECTORY = re.compile(r"^([0-9]{5,9})(?:\.([0-9]{1,6}))?$")
 
 
 def is_run_directory(path: str) -> bool:
-    """Whether ``path`` is a folder created by ``ddpdoctor run``, also if its launcher was killed early.
-
-    Other tools' folders may also contain ``manifest.json`` or ``ranks``, so the content is checked.
-    """
+    """Whether ``path`` is a folder created by ``ddpdoctor run``, also if its launcher was killed early. Other tools' folders may
+    also contain ``manifest.json`` or ``ranks``, so the content is checked."""
     with suppress(OSError, ValueError), reading(os.path.join(path, MANIFEST_FILE)) as manifest:
         if b"ddpdoctor" in manifest.read(_MANIFEST_HEAD):
             return True

@@ -50,10 +50,8 @@ class Note:
 
 
 def recorded_notes(texts: Sequence[str], codes: Sequence[str]) -> list[Note]:
-    """The notes from a file's ``texts`` and ``codes``, one code per text; ``codes`` is [] in older recordings.
-
-    A code of a later version that is unknown here has no consequence.
-    """
+    """The notes from a file's ``texts`` and ``codes``, one code per text; ``codes`` is [] in older recordings. A code of a later
+    version that is unknown here has no consequence."""
     if len(codes) != len(texts):
         return [Note(text, _code_before_codes(text)) for text in texts]
     known = {code.value: code for code in NoteCode}

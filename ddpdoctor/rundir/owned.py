@@ -122,11 +122,8 @@ def replace_file(name: str, dir_fd: int | None, data: bytes, mode: int = 0o600) 
 
 
 def is_own(handle: int) -> bool:
-    """Whether an open folder has the owner that a file created there by this process would have.
-
-    That is this user, except on file systems that assign all files to one user (NFS with ``all_squash``, FUSE, vfat). There, a file
-    is created to find out.
-    """
+    """Whether an open folder has the owner that a file created there by this process would have. That is this user, except on file
+    systems that assign all files to one user (NFS with ``all_squash``, FUSE, vfat). There, a file is created to find out."""
     owner = os.fstat(handle).st_uid
     if owner == os.geteuid():
         return True
@@ -181,10 +178,8 @@ def _parts(path: str) -> list[str]:
 
 
 def lock_now(handle: int) -> bool:
-    """Lock an open file. Returns False if another process holds the lock. Raises OSError.
-
-    A record lock belongs to a process: unlike with flock(2), a forked child does not inherit it.
-    """
+    """Lock an open file. Returns False if another process holds the lock. Raises OSError. A record lock belongs to a process:
+    unlike with flock(2), a forked child does not inherit it."""
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -103,9 +103,7 @@ def _is_mixed(part: str) -> bool:
 
 def _is_random(part: str) -> bool:
     """Whether a run of letters and digits resembles a key rather than words: letters and digits alternate, and its entropy is high.
-
-    32 random hexadecimal digits have hardly ever less than 3 bits per character. Prose without digits is not masked.
-    """
+    32 random hexadecimal digits have hardly ever less than 3 bits per character. Prose without digits is not masked."""
     kinds = groupby(char.isdigit() for char in part if char.isalnum())
     changes = sum(1 for _ in kinds) - 1
     if changes < 3:

@@ -164,18 +164,14 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str, attempt: int | None = None) -> RunDirectory:
-        """Read the manifest and the ranks' descriptions. Missing or broken parts become ``notes``.
-
-        ``attempt``: number, from 1, of the attempt to read. Raises UnknownAttemptError if there is no such attempt.
-        """
+        """Read the manifest and the ranks' descriptions. Missing or broken parts become ``notes``. ``attempt``: number, from 1, of
+        the attempt to read. Raises UnknownAttemptError if there is no such attempt."""
         return cls.open_all([path], attempt)[0]
 
     @classmethod
     def open_all(cls, paths: Sequence[str], attempt: int | None = None) -> list[RunDirectory]:
-        """Like :meth:`open`, for the run directories of a job's hosts or starts (:func:`.starts_of`), in order.
-
-        All use the same attempt if the directories are of one job and no two of them hold the same rank of an attempt.
-        """
+        """Like :meth:`open`, for the run directories of a job's hosts or starts (:func:`.starts_of`), in order. All use the same
+        attempt if the directories are of one job and no two of them hold the same rank of an attempt."""
         starts = starts_of([cls._read(path) for path in paths])
         opened = [run for start in starts for run in start]
         described = [[record for record in run.recordings if record.info] for run in opened]
@@ -288,10 +284,8 @@ def _read(
     lost: str,
     notes: list[Note],
 ) -> dict[str, Any] | None:
-    """Read the object in ``path``, without invalid fields. Problems, including another version, are added to ``notes``.
-
-    None, with a note, if there is none, it is of another kind, or it names no schema and has none of the fields ``any_of``.
-    """
+    """Read the object in ``path``, without invalid fields. Problems, including another version, are added to ``notes``. None, with
+    a note, if there is none, it is of another kind, or it names no schema and has none of the fields ``any_of``."""
     document = read_json(path, notes, lost)
     if document is None:
         return None

@@ -124,11 +124,8 @@ _OPTION = re.compile(r"--[A-Za-z][A-Za-z_.-]*(?:=.*)?", re.DOTALL)
 
 
 def holds_value(option: str, following: str) -> bool:
-    """Whether ``following`` is the value of ``option``, whose name indicates a secret.
-
-    It is not if it looks like a long option or, after a switch, begins with a dash. The value of a login must be a name with a
-    password: ``bash --login`` has none.
-    """
+    """Whether ``following`` is the value of ``option``, whose name indicates a secret. It is not if it looks like a long option or,
+    after a switch, begins with a dash. The value of a login must be a name with a password: ``bash --login`` has none."""
     if option.lower().endswith("login") and _PAIR.fullmatch(following.strip("\"'")) is None:
         return False
     if not following.startswith("-"):

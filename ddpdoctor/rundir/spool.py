@@ -58,10 +58,7 @@ are a second apart."""
 
 def spool_root(run: str) -> str:
     """Path of the root of a run's spools on this host: the same for all launchers of the run, different for each run even with the
-    same path.
-
-    The pid namespace is part of the name, because containers may share ``/dev/shm`` but not their processes.
-    """
+    same path. The pid namespace is part of the name, because containers may share ``/dev/shm`` but not their processes."""
     # A directory not created by a launcher has no id, only its path.
     return os.path.join(_base(), f"{own_roots_prefix()}{_place_number()}-{run_id(run) or path_name(run)}")
 

@@ -108,10 +108,8 @@ _WORKER_INFO = "get_worker_info"
 
 
 def uses_worker_info(data: Any) -> bool:
-    """Whether the code of an iterable dataset, or of an object it wraps, refers to ``get_worker_info``.
-
-    The code is read, not run: that of the classes, and of the functions of their modules that it calls.
-    """
+    """Whether the code of an iterable dataset, or of an object it wraps, refers to ``get_worker_info``. The code is read, not run:
+    that of the classes, and of the functions of their modules that it calls."""
     held = vars(data).values() if hasattr(data, "__dict__") else ()
     return any(
         _class_uses_worker_info(owner) for kind in {type(data), *map(type, held)} for owner in kind.__mro__

@@ -78,7 +78,6 @@ class Roles:
         return assignment.role
 
     def _role_for_new(self, kind: _Kind, first: int) -> Role:
-        """The role for a new optimizer."""
         same_kind = [role for role in self._open.pop(kind, ()) if role.steps < 2]
         same_parameters = [role for role in same_kind if first and role.first == first]
         freed = next((role for role in (*same_parameters, *same_kind) if role.freed), None)

@@ -94,10 +94,8 @@ class CodeKinds:
         return USER
 
     def innermost(self, stack: Iterable[tuple[CodeType, T]]) -> T | None:
-        """The item of the user's innermost code in ``stack``, pairs of code and item, innermost first.
-
-        Without user code, that of the innermost installed package; otherwise that of the innermost well-known package.
-        """
+        """The item of the user's innermost code in ``stack``, pairs of code and item, innermost first. Without user code, that of
+        the innermost installed package; otherwise that of the innermost well-known package."""
         library = well_known = None
         for code, item in stack:
             kind = self.of(code)
@@ -126,11 +124,8 @@ class CodeKinds:
         return self.innermost((each.f_code, each) for each in islice(_stack(frame), MOST_FRAMES))
 
     def through(self, frame: FrameType | None, user: FrameType) -> tuple[Place, ...]:
-        """Lines of well-known packages between ``users`` and ``frame``, innermost first.
-
-        Stops at any other installed package. If ``users`` is itself in a well-known package (a framework's own command), returns
-        all such lines of the stack.
-        """
+        """Lines of well-known packages between ``users`` and ``frame``, innermost first. Stops at any other installed package. If
+        ``users`` is itself in a well-known package (a framework's own command), returns all such lines of the stack."""
         found: list[Place] = []
         is_in_well_known = self.of(user.f_code) == WELL_KNOWN
         for each in islice(_stack(frame), MOST_FRAMES):
@@ -208,10 +203,8 @@ class Lines:
         return number
 
     def caller(self, through: bool = False) -> str:
-        """The event field with the user's line from which torch was called, or "".
-
-        ``through``: one line gets separate numbers for separate call paths through well-known packages.
-        """
+        """The event field with the user's line from which torch was called, or "". ``through``: one line gets separate numbers for
+        separate call paths through well-known packages."""
         # Same as of_frame, inlined because it is called several times per step.
         frame: FrameType | None = sys._getframe(2)
         library: FrameType | None = None

@@ -46,10 +46,8 @@ class LastBackward:
 
 
 def _fast_wrapper(original: Callable[..., Any]) -> Callable[..., Any]:  # noqa: C901
-    """Like ``around``, with a fast path for a backward from the usual line in a step of which only the times are kept.
-
-    Almost every step takes the fast path. It makes as few calls as possible, because the hook's code is not in the CPU caches then.
-    """
+    """Like ``around``, with a fast path for a backward from the usual line in a step of which only the times are kept. Almost every
+    step takes the fast path. It makes as few calls as possible, because the hook's code is not in the CPU caches then."""
     failed = exception_recorder(Phase.BACKWARD)
     slow_path = around(original, _PART, _before, _after, failed=failed)
 
@@ -126,10 +124,8 @@ def _before(args: Any, kwargs: Any) -> _Token | None:
 
 
 def _begin_reduction(current: Session, frame: FrameType) -> tuple[str, int]:
-    """Return the field with the source line, and the index of the call in the calls page.
-
-    A backward in which DDP reduces gradients synchronizes all ranks, so it is recorded in every step, like a collective.
-    """
+    """Return the field with the source line, and the index of the call in the calls page. A backward in which DDP reduces gradients
+    synchronizes all ranks, so it is recorded in every step, like a collective."""
     calls, model = current.recorder.calls, current.models.first_reducing()
     where = _line_of(current, frame, frame.f_back or frame)
     if model is None:

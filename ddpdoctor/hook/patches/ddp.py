@@ -92,10 +92,8 @@ def _autocast() -> bool:
 
 
 def _before_buffers(args: Any, kwargs: Any) -> _Buffers | None:
-    """Record the start of the broadcast of rank 0's buffers before a forward, in which the other ranks wait for rank 0.
-
-    Written in every step, like a collective.
-    """
+    """Record the start of the broadcast of rank 0's buffers before a forward, in which the other ranks wait for rank 0. Written in
+    every step, like a collective."""
     current = active.session
     if current is None or current.recorder.thread != get_ident():
         return None
@@ -160,10 +158,7 @@ def resume(current: Session, at: int) -> None:
 
 
 def leave(current: Session, forward: OpenForward, start: int) -> int | None:
-    """End a forward that began at ``start``. Returns the start of its event; None if it has none.
-
-    Both are perf_counter_ns.
-    """
+    """End a forward that began at ``start``. Returns the start of its event; None if it has none. Both are perf_counter_ns."""
     # Inner forwards that were left by an exception may still be in the list.
     opened = current.models.open
     del opened[opened.index(forward) if forward in opened else len(opened) :]

@@ -183,10 +183,7 @@ def _handle_step_end(optimizer: Any, at: int, step_frame: Any) -> None:
 
 def _expect_brief_steps(optimizer: Any, caller: Any) -> None:
     """Stop recording the starts of optimizer steps if their ends suffice, to reduce the cost of steps of which only the times are
-    kept.
-
-    ``caller`` is the frame that called the step of ``optimizer``.
-    """
+    kept. ``caller`` is the frame that called the step of ``optimizer``."""
     current = active.session
     if (
         current is None

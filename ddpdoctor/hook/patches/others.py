@@ -166,10 +166,8 @@ def _on_spawned_exit(raised: BaseException) -> None:
 
 
 def install_spawned(patches: Patches) -> None:
-    """Wrap the function that runs in a process started by ``torch.multiprocessing.spawn``, which finds it by its name.
-
-    That function catches the exception of the process, sends its text to the parent and exits at once, without exit handlers.
-    """
+    """Wrap the function that runs in a process started by ``torch.multiprocessing.spawn``, which finds it by its name. That
+    function catches the exception of the process, sends its text to the parent and exits at once, without exit handlers."""
     spawn = importlib.import_module("torch.multiprocessing.spawn")  # the package has a function of that name
     patches.attribute(
         spawn, "_wrap", around(spawn._wrap, part("exceptions of spawned processes"), failed=_on_spawned_exit)

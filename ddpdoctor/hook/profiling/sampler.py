@@ -151,7 +151,6 @@ class Sampler:
         return pause_s
 
     def _until_next_s(self) -> float:
-        """Seconds until the next sample is due."""
         skipped, self._samples_to_skip = self._samples_to_skip, 0
         pause_s = self._period_factor() * MEAN_PERIOD_S * (0.5 + self._random.random() + skipped)
         recorder = self._session.recorder

@@ -101,10 +101,8 @@ class TraceJob:
 
 
 def folder_with_space(size: int, folders: Sequence[str], ranks: int) -> str:
-    """The first of ``folders`` in which half of the free space suffices for ``size`` bytes per rank.
-
-    The ``ranks`` of a host check at the same time and independently. Raises TooLargeError if there is none.
-    """
+    """The first of ``folders`` in which half of the free space suffices for ``size`` bytes per rank. The ``ranks`` of a host check
+    at the same time and independently. Raises TooLargeError if there is none."""
     for folder in folders:
         storage = os.statvfs(folder)
         if storage.f_bavail * storage.f_frsize >= 2 * size * ranks:

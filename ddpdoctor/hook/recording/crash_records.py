@@ -59,7 +59,6 @@ _MOST_LETTERS = 2000
 _MOST_WRITTEN = 16
 """Upper limit of the exceptions written per process, for programs that continue after each."""
 _written = [0]
-"""Number of exceptions written so far."""
 
 
 def exception_document(error: BaseException, frames: list[Frame]) -> dict[str, Any]:

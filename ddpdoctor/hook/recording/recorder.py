@@ -470,11 +470,8 @@ class Thinning:
         return round(self._cost_ns / 1000, 1)
 
     def next_block(self, step: int, cost_ns: int | None, step_ns: int) -> bool:
-        """Return whether the block that begins with ``step`` is to be recorded in full.
-
-        ``step_ns`` is the duration of a step in the last block, ``cost_ns`` the cost of recording one of its steps in full (None:
-        it had none).
-        """
+        """Return whether the block that begins with ``step`` is to be recorded in full. ``step_ns`` is the duration of a step in
+        the last block, ``cost_ns`` the cost of recording one of its steps in full (None: it had none)."""
         if cost_ns is not None:
             # A reading includes time in which another process had the core, so a long one moves the average only a
             # little.

@@ -84,9 +84,7 @@ class Writer:
 
     def flush(self, deadline_s: float, ending: bool = False) -> bool:
         """Wait until everything recorded so far is in the run directory. Returns False if ``deadline_s``, monotonic, comes first.
-
-        ``ending``: nothing more is recorded. After the copy, the spool is removed and the thread ends.
-        """
+        ``ending``: nothing more is recorded. After the copy, the spool is removed and the thread ends."""
         request = threading.Event()
         self._ending = self._ending or ending
         self._requests.append(request)

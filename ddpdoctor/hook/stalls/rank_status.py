@@ -264,10 +264,8 @@ def group_numbers() -> dict[str, list[int]]:
 
 
 def unfinished_frames() -> dict[int, Any] | None:
-    """The call stack of each collective that NCCL has not completed, by record id; None if torch does not report it.
-
-    Not for Gloo: all collectives would be reported, at several ms each.
-    """
+    """The call stack of each collective that NCCL has not completed, by record id; None if torch does not report it. Not for Gloo:
+    all collectives would be reported, at several ms each."""
     import pickle
 
     from torch._C import _distributed_c10d as c10d
