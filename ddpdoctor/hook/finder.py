@@ -1,4 +1,4 @@
-"""Calls a function once a module has been imported, without importing it or leaving a trace in it."""
+"""Calls a function after a module is imported. It does not import the module and leaves no attribute in it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import sys
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-_wanted: dict[str, tuple[str, str]] = {}
-"""By the name of a module that is waited for: the module to import then, and the function in it to call."""
+_awaited: dict[str, tuple[str, str]] = {}
+"""Name of an awaited module: (module to import after it, function of that module to call)."""
 
 
 class _Finder:
-    """First on ``sys.meta_path``: a dictionary look-up for every module, and for the wanted ones a call after its execution."""
+    """First entry of ``sys.meta_path``. Costs one dictionary lookup per imported module."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name not in _wanted:
+        if name not in _awaited:
             return None
         try:
             return _watched_spec(name, path, target)
@@ -25,11 +25,12 @@ class _Finder:
 
 
 def after_import(name: str, module: str, function: str) -> None:
-    """Once ``name`` is imported, import ``module`` and call its ``function``; at once where it is. Errors after an import are swallowed."""
+    """Import ``module`` and call its ``function`` after ``name`` is imported, or now if it already is. Errors in a call after an
+    import are ignored."""
     if name in sys.modules:
         getattr(importlib.import_module(module), function)()
         return
-    _wanted[name] = (module, function)
+    _awaited[name] = (module, function)
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)
 
@@ -47,17 +48,17 @@ def _watched_spec(name: str, path: Any, target: Any) -> ModuleSpec | None:
     execute = loader.exec_module
 
     def exec_module(module: Any) -> None:
-        # An attribute of this one loader, gone before the import: type(torch.__loader__) stays what it was.
+        # Set on this loader instance only and removed before the import, so type(torch.__loader__) is unchanged.
         vars(loader).pop("exec_module", None)
         try:
             execute(module)
         except BaseException as raised:
             raised.__traceback__ = raised.__traceback__ and raised.__traceback__.tb_next
             raise
-        wanted = _wanted.pop(name, None)
-        if wanted is not None:
+        callback = _awaited.pop(name, None)
+        if callback is not None:
             try:
-                getattr(importlib.import_module(wanted[0]), wanted[1])()
+                getattr(importlib.import_module(callback[0]), callback[1])()
             except Exception:
                 pass
 

@@ -1,5 +1,5 @@
-"""Errors of the hook never reach the job: they are counted, reported once per process, and a part that keeps failing
-is switched off."""
+"""Keeps errors of the hook away from the job: counts them, reports the first one per process, and switches off a part that keeps
+failing."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import sys
 import traceback
 
 ERRORS_ALLOWED = 3
-"""A part that failed this often stays off: an occasional error does not end its recording, and a broken part costs
-no more."""
+"""A part with this many errors is switched off: an occasional error does not end its recording, a broken part stops costing time."""
 _MESSAGES_KEPT = 10
-"""Messages in rank.json, the first ones."""
+"""Upper limit of the messages in rank.json; the first ones are kept."""
 
 errors: list[str] = []
-"""What went wrong in this process, for rank.json."""
+"""Messages for rank.json, in this process."""
 _reported = False
 
 
 class Part:
-    """A part of the hook that can fail, and be switched off, alone."""
+    """A part of the hook that can be switched off separately."""
 
     __slots__ = ("errors", "name", "off")
 
@@ -28,24 +27,22 @@ class Part:
         self.errors = 0
 
     def failed(self, error: BaseException, record: str = "", message: str = "") -> None:
-        """Count an error, and report it to the user once per process.
-
-        ``record`` goes into rank.json, ``message`` is the sentence for the user; the default of both names the error.
-        """
+        """Count an error. The first one of the process is reported to the user. ``record`` goes into rank.json, ``message`` is the
+        sentence for the user. By default both name the error."""
         self.errors += 1
         if self.errors >= ERRORS_ALLOWED:
             self.off = True
         frames = traceback.extract_tb(error.__traceback__)
         place = f" at {frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else ""
-        kept = record or f"{self.name}: {error_line(error)}{place}"
-        if len(errors) < _MESSAGES_KEPT and kept not in errors:
-            errors.append(kept)
-        what = f"recording of {self.name} has a problem ({error_line(error)}); the job goes on."
-        _report(f"ddpdoctor: {message or what}\n")
+        entry = record or f"{self.name}: {error_line(error)}{place}"
+        if len(errors) < _MESSAGES_KEPT and entry not in errors:
+            errors.append(entry)
+        sentence = f"recording of {self.name} has a problem ({error_line(error)}); the job goes on."
+        _report(f"ddpdoctor: {message or sentence}\n")
 
 
 def error_line(error: BaseException) -> str:
-    """The error in one line, with secrets masked, for rank.json."""
+    """The error as one line with secrets masked, for rank.json."""
     text = masked_text(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -53,7 +50,7 @@ def error_line(error: BaseException) -> str:
 def masked_text(error: BaseException) -> str:
     """The error's text with secrets masked; "" if its ``__str__`` raises."""
     try:
-        # Its patterns take 20 ms, which a process without errors is spared.
+        # Imported here because compiling its patterns takes 20 ms.
         from ..rundir.privacy import mask_text
 
         return mask_text(str(error))
@@ -65,7 +62,7 @@ _parts: dict[str, Part] = {}
 
 
 def part(name: str) -> Part:
-    """The part of this name."""
+    """Return the part with this name; create it if needed."""
     return _parts.setdefault(name, Part(name))
 
 
@@ -77,7 +74,7 @@ def _report(message: str) -> None:
 
 
 def reset() -> None:
-    """Forget what happened, in a forked child."""
+    """Reset all counts, in a forked child."""
     global _reported
     _reported = False
     errors.clear()

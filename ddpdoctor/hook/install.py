@@ -1,4 +1,4 @@
-"""Patches torch, once, right after its import."""
+"""Patches torch once, right after it is imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .patching import skip_module, torch_patches
 
 
 def install() -> None:
-    """Install every part. A part that does not fit this version of torch is left out, and its data are missing."""
+    """Install all parts. A part that does not fit this version of torch is skipped; its data are missing."""
     for name in PARTS:
         module, _, function = name.partition(".")
         try:
@@ -30,8 +30,7 @@ def install() -> None:
 
 
 def keep_from_compiler() -> None:
-    """Have torch.compile skip the hook's code. Called once torch._dynamo is imported, which loader workers, for
-    example, never do."""
+    """Make torch.compile skip the hook's code. Called when torch._dynamo is imported, which loader workers, for example, never do."""
     package = __package__.rpartition(".")[0]
     for name, module in list(sys.modules.items()):
         if name.startswith(package + ".") and module is not None:

@@ -1,8 +1,8 @@
-"""Where the recording of a process begins and ends, and its helpers: writer, sampler, settings, status thread and profiler window.
+"""Starts and ends the recording of a process and its helpers: writer, sampler, settings, status thread and profiler window.
 
-It begins when ``init_process_group`` has returned in this very process: ``RANK`` in the environment says nothing, it is
-inherited by data loader workers and helper processes. A job without a process group is recorded, as rank 0 of 1, from its
-first optimizer step on.
+The recording starts when ``init_process_group`` has returned in this process. ``RANK`` in the environment is not enough, because
+data loader workers and helper processes inherit it. A job without a process group is recorded as rank 0 of 1, from its first
+optimizer step.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from .stalls import (
     write_unjoined_end,
 )
 
-_MANY_PROCESSES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""Variables in which launchers of several processes say how many they start: torchrun, Slurm, Open MPI, MPICH."""
+_WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Variables in which launchers put the number of processes: torchrun, Slurm, Open MPI, MPICH."""
 
 _STEP_LOG = guard.part("step log")
 _LOADER_WORKERS = guard.part("data loader workers")
-_COPYING_S = 0.5
-"""The part of the wait at the job's end that is reserved for the last copy to the run directory."""
-_NO_WAIT_S = 0.25
-"""Duration of an end that does not reduce the session's budget: some jobs end their process group many times."""
+_COPY_RESERVE_S = 0.5
+"""Seconds of the wait at the job's end that are reserved for the last copy to the run directory."""
+_FREE_FLUSH_S = 0.25
+"""A flush up to this long, s, does not reduce the session's budget, because some jobs destroy their process group many times."""
 
 
 class Services:
@@ -51,11 +51,10 @@ class Services:
 
 
 at_start: list[Callable[[Session], None]] = []
-"""Called with each session that begins, once it knows its settings."""
+"""Called with each new session, after its settings were read."""
 
 
 def _start(session: Session) -> None:
-    """Start the session's helpers and fill in rank.json."""
     session.document = settings.at_start(session)
     session.services = services = Services(session)
     guarded(_LOADER_WORKERS, accept_workers)(session.spool)
@@ -79,16 +78,14 @@ def _start(session: Session) -> None:
 
 
 def _flush(session: Session, ending: bool = False) -> None:
-    """Copy everything recorded so far to the run directory, within the time that the job's end may wait.
-
-    The rest stays in the spool. ``ending``: nothing is recorded any more.
-    """
+    """Copy everything recorded so far to the run directory, within the session's remaining patience. What is not copied stays in
+    the spool. ``ending``: this is the last flush of the session."""
     services: Services | None = session.services
     if services is None:
         return
     begun_s = time.monotonic()
-    closing_s = _end_steps(session, services, begun_s + session.patience_s - _COPYING_S)
-    deadline_s = max(begun_s + closing_s + session.patience_s, time.monotonic() + _NO_WAIT_S)
+    closing_s = _end_steps(session, services, begun_s + session.end_budget_s - _COPY_RESERVE_S)
+    deadline_s = max(begun_s + closing_s + session.end_budget_s, time.monotonic() + _FREE_FLUSH_S)
     session.document["ended_ns"] = time.time_ns()
     recorder = session.recorder
     recorder.write_now(f"{{{LineField.END.key}true{LineField.TIME_NS.next_key}{time.time_ns()}}}\n")
@@ -100,12 +97,12 @@ def _flush(session: Session, ending: bool = False) -> None:
     if not session.writer.flush(deadline_s, ending):
         _report_uncopied(session)
     waited_s = time.monotonic() - begun_s - closing_s
-    session.patience_s -= min(session.patience_s, max(0.0, waited_s - _NO_WAIT_S))
+    session.end_budget_s -= min(session.end_budget_s, max(0.0, waited_s - _FREE_FLUSH_S))
 
 
 def _end_steps(session: Session, services: Services, deadline_s: float) -> float:
-    """Finish what the steps so far have begun, waiting for the window until ``deadline_s`` (monotonic). Returns how
-    long torch took to close the profiler, s."""
+    """Close the last step and the profiler window, waiting for the latter until ``deadline_s`` (monotonic). Returns how long torch
+    took to close the profiler, s."""
     captures = services.captures
     closed_before_s = captures.closing_s
     session.stepping.finish()
@@ -125,13 +122,11 @@ def _report_uncopied(session: Session) -> None:
 
 
 def _write_end_status(session: Session) -> None:
-    """Write how the interpreter ends."""
     if session.services is not None:
         session.services.status_thread.write_end_status()
 
 
 def _stop(session: Session) -> None:
-    """Flush, then end the session."""
     try:
         _flush(session, ending=True)
     finally:
@@ -140,27 +135,27 @@ def _stop(session: Session) -> None:
 
 
 at_fork: list[Callable[[], None]] = []
-"""Functions to call in a forked child, where calls in progress are the parent's."""
+"""Functions to call in a forked child, to reset the state of calls in progress in the parent."""
 depths: list[list[int]] = []
-"""Counters of nested calls in progress; set to 0 in a forked child."""
+"""Nesting counters of calls in progress; set to 0 in a forked child."""
 _PART = guard.part("end of the job")
 
-_alone: list[bool] = []
-"""Whether this process may be recorded without a process group; determined once."""
+_may_record_alone: list[bool] = []
+"""Whether this process may be recorded without a process group. Empty until determined."""
 
 
 def arm(rank: int, world_size: int, joining_ns: int | None = None) -> Session | None:
-    """Start recording this process as ``rank``, or continue the present recording if it is of the same rank. ``joining_ns``: when
-    it called ``init_process_group``, epoch ns."""
+    """Start recording this process as ``rank``; continue the current recording if it has the same rank and world size.
+    ``joining_ns``: when ``init_process_group`` was called, epoch ns."""
     session = active.session
     if session is not None:
         if (session.rank, session.world_size) == (rank, world_size):
             return session
         disarm()
-    run, place = os.environ.get(environment.RUN), os.environ.get(environment.SPOOL)
-    if not run or not place:
+    run, spool_root = os.environ.get(environment.RUN), os.environ.get(environment.SPOOL)
+    if not run or not spool_root:
         return None
-    session = _begun(rank, world_size, run, place)
+    session = _new_session(rank, world_size, run, spool_root)
     end_unjoined()
     if session is not None:
         session.joining_ns = joining_ns
@@ -169,47 +164,46 @@ def arm(rank: int, world_size: int, joining_ns: int | None = None) -> Session | 
     return session
 
 
-def _begun(rank: int, world_size: int, run: str, place: str) -> Session | None:
-    """A new recording, with its spool in ``place``; None if it cannot be written, which is reported to the user."""
-    refusing = place
+def _new_session(rank: int, world_size: int, run: str, spool_root: str) -> Session | None:
+    """Create a session with its spool in ``spool_root``. Returns None if it cannot be written, which is reported to the user."""
+    unwritable = spool_root
     try:
-        spool = Spool(place, rank, run)
-        refusing = run
+        spool = Spool(spool_root, rank, run)
+        unwritable = run
         session = Session(rank, world_size, run, spool)
         session.begin()
         return session
     except OSError as error:
-        failing = guard.part("run directory")
-        failing.off = True
-        words = f"rank {rank} is not recorded, because {refusing} cannot be written ({reason_of(error)})"
-        failing.failed(error, words, f"{words}; the job goes on.")
+        failed_part = guard.part("run directory")
+        failed_part.off = True
+        reason = f"rank {rank} is not recorded, because {unwritable} cannot be written ({reason_of(error)})"
+        failed_part.failed(error, reason, f"{reason}; the job goes on.")
         return None
 
 
 def arm_alone() -> Session | None:
-    """At an optimizer step, or a user's mark, outside of a process group: record a job of one process. None where this is not
-    one."""
-    if not _alone:
+    """Start recording a job of one process, at an optimizer step or a user's mark outside of a process group. Returns None if this
+    process is not such a job."""
+    if not _may_record_alone:
         is_child = multiprocessing.parent_process() is not None
-        one = all(os.environ.get(name) in (None, "", "1") for name in _MANY_PROCESSES)
-        _alone.append(one and not is_child)
-    if not _alone[0]:
+        is_single = all(os.environ.get(name) in (None, "", "1") for name in _WORLD_SIZE_VARIABLES)
+        _may_record_alone.append(is_single and not is_child)
+    if not _may_record_alone[0]:
         return None
     session = arm(0, 1)
-    _alone[0] = session is not None
+    _may_record_alone[0] = session is not None
     return session
 
 
 def flush() -> None:
-    """Copy everything recorded to the run directory, because the process may be about to die. Waits for the copy,
-    for a limited time."""
+    """Copy everything recorded to the run directory, because the process may be about to die. Waits for a limited time."""
     session = active.session
     if session is not None and session.recorder.pid == os.getpid():
         _flush(session)
 
 
 def disarm() -> None:
-    """End the recording in an orderly way."""
+    """End the recording and flush it."""
     session = active.session
     if session is not None and session.recorder.pid == os.getpid():
         _stop(session)
@@ -217,11 +211,11 @@ def disarm() -> None:
 
 
 def forget() -> None:
-    """In a forked child: the recording is the parent's. The child may still become a rank of its own."""
+    """Drop the parent's recording in a forked child. The child may still become a rank itself."""
     active.stop()
     forget_faults()
     forget_unjoined()
-    del _alone[:]
+    del _may_record_alone[:]
     guard.reset()
     for reset in at_fork:
         reset()
@@ -230,7 +224,7 @@ def forget() -> None:
 
 
 def write_end_status(error: BaseException | None = None) -> None:
-    """Write how the process ends, just before it does: by ``error`` if a caught exception ends it."""
+    """Write how the process ends, just before it does. ``error``: the caught exception that ends it."""
     if error is not None:
         set_fatal_exception(error)
     session = active.session
@@ -248,9 +242,9 @@ def _at_exit() -> None:
 
 
 def watch_process() -> None:
-    """Once per process: end the recording at exit, forget it in forked children, and say that it may become a rank."""
+    """Register the handlers for exit and fork, and create the status file of a rank that has not joined. Called once per process."""
     begin_unjoined()
-    # The one registered last is called first. A profiler that is still open where the interpreter ends crashes the process.
+    # atexit calls the last one registered first. A profiler that is still open at interpreter exit crashes the process.
     atexit.register(guarded(guard.part("profiler window"), close_left_open))
     atexit.register(_at_exit)
     os.register_at_fork(after_in_child=guarded(guard.part("fork"), forget))
@@ -267,4 +261,4 @@ def _mark() -> None:
 
 
 step = guarded(_MARKS, _mark)
-"""What ``ddpdoctor.step()`` calls in a rank."""
+"""Called by ``ddpdoctor.step()`` in a rank."""

@@ -1,15 +1,14 @@
-"""Wraps functions of torch: the original is always called, and the job gets what it returns or raises.
+"""Wraps functions of torch. The original is always called, and the job gets its result or exception.
 
-``torch.compile`` would trace a wrapper and crash on its operations, so the code of each is marked to be skipped, as
-``torch._disable_dynamo(recursive=False)`` does it but without its import of ``torch._dynamo`` (a second, in jobs that
-never compile).
+``torch.compile`` would trace a wrapper and crash on its operations, so each wrapper's code is marked to be skipped.
+``torch._disable_dynamo(recursive=False)`` does the same but imports ``torch._dynamo``, which takes a second.
 
-Python runs the job's signal handlers between any two steps of the main thread, also inside the hook's code. An
-exception of a handler is passed on to the job: a DataLoader's handler of SIGCHLD raises when a worker was killed, one
-of SIGALRM when something takes too long.
+Python may run the job's signal handlers at any bytecode of the main thread, also inside the hook's code. An exception raised by a
+handler is passed on to the job. Examples: a DataLoader's SIGCHLD handler raises when a worker was killed, a SIGALRM handler raises
+at a timeout.
 
-A wrapper does not show in what the job prints: its line is removed from the traceback of an error that passes through
-it, and a warning raised in the original is attributed to the original's caller.
+A wrapper is not visible in the job's output: its line is removed from the tracebacks of exceptions that pass through it, and a
+warning raised in the original is attributed to the original's caller.
 """
 
 from __future__ import annotations
@@ -28,13 +27,12 @@ Before = Callable[[Any, Any], Any]
 After = Callable[[Any, Any], None]
 
 UNCOUNTED_FILE = "<ddpdoctor, like importlib._bootstrap>"
-"""``warnings.warn(stacklevel=2)`` names the caller's line and file. In counting frames it passes over those of the import
-system, which it knows by these two words in the name of their file: the one way not to be counted.
-"""
+"""``warnings.warn(stacklevel=2)`` skips frames of the import system when it counts frames. It recognizes them by the two words
+"importlib" and "_bootstrap" in the file name; there is no other way to be skipped."""
 
 
 class Switch:
-    """Whether wrappers of some kind of call record anything in the current step."""
+    """Tells wrappers of one kind of call whether to record anything in the current step."""
 
     __slots__ = ("full",)
 
@@ -42,36 +40,36 @@ class Switch:
         self.full = full
 
 
-always = Switch(True)
+always_on = Switch(True)
 
 
-def _nothing(first: Any, second: Any) -> None:
+def _no_op(first: Any, second: Any) -> None:
     pass
 
 
 def around(  # noqa: C901
     original: Callable[..., Any],
     part: Part,
-    before: Before = _nothing,
-    after: After = _nothing,
-    seen: Switch = always,
+    before: Before = _no_op,
+    after: After = _no_op,
+    switch: Switch = always_on,
     failed: Callable[[BaseException], None] | None = None,
 ) -> Callable[..., Any]:
-    """A wrapper that calls ``before(args, kwargs) -> token``, ``original`` and ``after(token, result)``.
+    """Return a wrapper that calls ``before(args, kwargs) -> token``, ``original`` and ``after(token, result)``.
 
-    ``after`` is not called if the token is None, or if ``seen.full`` was false when the call began: pass ``active`` for
-    what is recorded only in steps recorded in full, which makes the others cheaper. ``after`` is also called if the
-    original raises, with the exception as the result. ``failed`` gets that exception in any case, before the job does.
+    ``after`` is skipped if the token is None or if ``switch.full`` was false when the call began. Pass ``active`` as ``switch`` for
+    calls that are recorded only in full steps; the wrapper then costs less in the other steps. If the original raises, ``after``
+    gets the exception as the result. ``failed`` always gets that exception, before the job does.
     """
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901
         token = None
-        if seen.full and not part.off:
+        if switch.full and not part.off:
             try:
                 token = before(args, kwargs)
             except Exception as error:
-                if not counted(part, error):
+                if not count_failure(part, error):
                     raise
         try:
             result = original(*args, **kwargs)
@@ -82,9 +80,10 @@ def around(  # noqa: C901
                 if failed is not None and not part.off:
                     failed(raised)
             except Exception as error:
-                if not counted(part, error):
+                if not count_failure(part, error):
                     raise
-            # Without the line of this wrapper, from Python 3.11 on: a bare raise goes on with what stands here.
+            # Remove this wrapper's line from the traceback. From Python 3.11 on, a bare raise keeps the changed
+            # traceback.
             raised.__traceback__ = raised.__traceback__ and raised.__traceback__.tb_next
             raise
         if token is None:
@@ -92,44 +91,45 @@ def around(  # noqa: C901
         try:
             after(token, result)
         except Exception as error:
-            if not counted(part, error):
+            if not count_failure(part, error):
                 raise
         return result
 
-    not_counted(wrapper)
-    not_compiled(wrapper)
+    hide_from_warnings(wrapper)
+    exclude_from_compile(wrapper)
     return wrapper
 
 
-def not_counted(function: Any) -> None:
-    """Have ``warnings`` skip ``function`` when it counts frames."""
-    function.__code__ = _uncounted(function.__code__)
+def hide_from_warnings(function: Any) -> None:
+    """Make ``warnings`` skip ``function`` when it counts frames."""
+    function.__code__ = _code_hidden_from_warnings(function.__code__)
 
 
 @functools.cache
-def _uncounted(code: types.CodeType) -> types.CodeType:
+def _code_hidden_from_warnings(code: types.CodeType) -> types.CodeType:
     return code.replace(co_filename=UNCOUNTED_FILE)
 
 
-def guarded(part: Part, function: Callable[..., None], seen: Switch = always) -> Callable[..., None]:
-    """``function`` as a callback that never raises and always returns None; ``seen`` as for ``around``."""
+def guarded(part: Part, function: Callable[..., None], switch: Switch = always_on) -> Callable[..., None]:
+    """Return ``function`` as a callback that returns None and raises only exceptions of the job's signal handlers. ``switch`` as
+    for ``around``."""
 
     def callback(*args: Any, **kwargs: Any) -> None:
-        if seen.full and not part.off:
+        if switch.full and not part.off:
             try:
                 function(*args, **kwargs)
             except Exception as error:
-                if not counted(part, error):
+                if not count_failure(part, error):
                     raise
 
-    not_compiled(callback)
+    exclude_from_compile(callback)
     return callback
 
 
-def counted(part: Part, error: BaseException) -> bool:
-    """Count ``error``, which was caught, as a failure of ``part``; False if a signal handler of the job raised it,
-    which must be raised again."""
-    if is_the_jobs(error):
+def count_failure(part: Part, error: BaseException) -> bool:
+    """Count the caught ``error`` as a failure of ``part``. Returns False if a signal handler of the job raised it; the caller must
+    then raise it again."""
+    if is_from_job_handler(error):
         return False
     try:
         part.failed(error)
@@ -138,8 +138,8 @@ def counted(part: Part, error: BaseException) -> bool:
     return True
 
 
-def not_compiled(function: Any) -> None:
-    """Have ``torch.compile`` run ``function`` as it is, while what it calls is compiled as before."""
+def exclude_from_compile(function: Any) -> None:
+    """Make ``torch.compile`` run ``function`` uncompiled; the functions it calls are still compiled."""
     _skip(function.__code__)
     function._torchdynamo_disable = True
     function._torchdynamo_disable_recursive = False
@@ -147,8 +147,7 @@ def not_compiled(function: Any) -> None:
 
 
 def skip_module(module: types.ModuleType) -> None:
-    """Mark all code of a module of the hook, so that ``torch.compile`` skips its frames when the job calls into
-    them."""
+    """Mark all code of a module of the hook, so that ``torch.compile`` skips its frames."""
     for value in list(vars(module).values()):
         if getattr(value, "__module__", None) != module.__name__:
             continue
@@ -156,15 +155,15 @@ def skip_module(module: types.ModuleType) -> None:
         for member in members:
             function = getattr(member, "fget", None) or getattr(member, "__func__", member)
             if type(function) is types.FunctionType:
-                for code in _codes(function.__code__):
+                for code in _nested_codes(function.__code__):
                     _skip(code)
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
     yield code
     for constant in code.co_consts:
         if type(constant) is types.CodeType:
-            yield from _codes(constant)
+            yield from _nested_codes(constant)
 
 
 def _skip(code: types.CodeType) -> None:
@@ -181,11 +180,8 @@ def _skip(code: types.CodeType) -> None:
 
 
 def cell_of(function: Any) -> Any | None:
-    """The closure cell ``func`` of a function decorated by torch, which contains the wrapped function; None without
-    one.
-
-    Replacing its content changes every reference to the decorated function, also one that was imported by name earlier.
-    """
+    """Return the closure cell ``func`` of a function decorated by torch, which holds the wrapped function; None if there is none.
+    Replacing its content changes every reference to the decorated function, including names imported earlier."""
     if type(function) is not types.FunctionType or not function.__closure__:
         return None
     names = function.__code__.co_freevars
@@ -193,15 +189,15 @@ def cell_of(function: Any) -> Any | None:
 
 
 class Patches:
-    """The changes made to torch. They can be undone: the benchmark does so between its blocks of steps."""
+    """The changes made to torch. The benchmark undoes and redoes them between its blocks of steps."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._redo: list[Callable[[], None]] = []
-        self._made = True
+        self._applied = True
 
     def add(self, do: Callable[[], None], undo: Callable[[], None]) -> None:
-        """Make a change that ``undo`` takes back."""
+        """Make a change; ``undo`` reverts it."""
         do()
         self._redo.append(do)
         self._undo.append(undo)
@@ -212,21 +208,21 @@ class Patches:
         self.add(lambda: setattr(owner, name, value), lambda: setattr(owner, name, old))
 
     def cell(self, cell: Any, value: Any) -> None:
-        """Replace what a closure cell holds."""
+        """Replace the content of a closure cell."""
         old = cell.cell_contents
         self.add(lambda: setattr(cell, "cell_contents", value), lambda: setattr(cell, "cell_contents", old))
 
     def suspend(self) -> None:
-        """Undo all changes."""
-        if self._made:
-            self._made = False
+        """Undo all changes, in reverse order."""
+        if self._applied:
+            self._applied = False
             for undo in reversed(self._undo):
                 undo()
 
     def resume(self) -> None:
-        """Make them again."""
-        if not self._made:
-            self._made = True
+        """Redo all changes."""
+        if not self._applied:
+            self._applied = True
             for do in self._redo:
                 do()
 
@@ -235,8 +231,8 @@ torch_patches = Patches()
 """All changes made in this process."""
 
 
-def is_the_jobs(error: BaseException) -> bool:
-    """Whether a signal handler raised ``error``; its traceback then begins there, without our lines."""
+def is_from_job_handler(error: BaseException) -> bool:
+    """Whether a signal handler raised ``error``. If so, the hook's lines are removed from its traceback."""
     if threading.current_thread() is not threading.main_thread():
         return False
     handlers = _handlers()
@@ -250,7 +246,6 @@ def is_the_jobs(error: BaseException) -> bool:
 
 
 def _handlers() -> set[CodeType]:
-    """The code of all handlers of this process."""
     codes = set()
     for number in signal.valid_signals():
         code = _code_of(signal.getsignal(number))
@@ -260,7 +255,7 @@ def _handlers() -> set[CodeType]:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """Of a function, a method, a partial, or an object that is called."""
+    """The code of a function, method, partial or callable object."""
     for _ in range(4):
         code = getattr(handler, "__code__", None)
         if isinstance(code, CodeType):

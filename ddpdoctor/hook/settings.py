@@ -1,4 +1,4 @@
-"""rank.json: this rank's identity, and the settings of its job that affect its speed."""
+"""Builds rank.json: the rank's identity, and the settings of the job that affect its speed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _PART = part("settings")
 
 
 def at_start(session: Session) -> dict[str, Any]:
-    """The part of rank.json that is known when the recording begins. Each part that fails is left out."""
-    from ..rundir.privacy import recorded_environment  # its patterns are compiled in ranks only
+    """The fields of rank.json that are known when the recording starts. A part that fails is left out."""
+    from ..rundir.privacy import recorded_environment  # compiles patterns: only in ranks
 
     document: dict[str, Any] = {
         "schema": RANK_SCHEMA,
@@ -61,7 +61,7 @@ def at_start(session: Session) -> dict[str, Any]:
 
 
 def after_first_steps(session: Session) -> None:
-    """Settings that are known only after the job has trained for a few steps. Call on the training thread."""
+    """Update the settings that are known only after a few training steps. Call on the training thread."""
     document = session.document
     for fill in (torch_settings, device, process_groups):
         _fill(document, fill)
@@ -73,7 +73,7 @@ def after_first_steps(session: Session) -> None:
     for key, things, describe in kinds:
         try:
             before = session.loaders.described if key == "loaders" else document[key]
-            document[key] = _described(before, things.listed, describe)
+            document[key] = _descriptions(before, things.listed, describe)
             if things.count > len(things.listed):
                 document["not_listed"] = {
                     **document.get("not_listed", {}),
@@ -86,15 +86,15 @@ def after_first_steps(session: Session) -> None:
     document["fsdp"] = any(described.get("sharded") for described in document["optimizers"])
 
 
-def _fill(document: dict[str, Any], part_of: Any) -> None:
+def _fill(document: dict[str, Any], read_part: Any) -> None:
     try:
-        document.update(part_of())
+        document.update(read_part())
     except Exception as error:
         _PART.failed(error)
 
 
-def _described(before: list[dict[str, Any]], things: list[Listed], describe: Any) -> list[dict[str, Any]]:
-    """Each (weak reference, source line) in ``things`` described; as ``before`` where it is gone."""
+def _descriptions(before: list[dict[str, Any]], things: list[Listed], describe: Any) -> list[dict[str, Any]]:
+    """Describe each (weak reference, source line) in ``things``; an object that was freed keeps its description from ``before``."""
     found = []
     for number, (reference, where) in enumerate(things):
         thing = reference()
@@ -112,7 +112,7 @@ def _number(*names: str) -> int | None:
 
 
 def _job_id() -> str:
-    """The same for all ranks of one start of the job."""
+    """An id shared by all ranks of one start of the job."""
     value = os.environ.get
     elastic = value("TORCHELASTIC_RUN_ID")
     if elastic and elastic != "none":

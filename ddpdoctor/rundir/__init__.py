@@ -1,26 +1,26 @@
-"""The run directory: what a recorded run looks like on disk (schema ``ddpdoctor.run/1``).
+"""The run directory: files of a recorded run (schema ``ddpdoctor.run/1``), and code that writes and reads them.
 
-Standard library only and Python 3.9 or newer, because the hook inside the job's own interpreter uses it too.
-Every file can be read while it is being written and after a ``kill -9``: JSON documents are replaced as a
-whole, and so is the step log of a long job when it is thinned; otherwise JSON-lines files only ever grow.
+Needs Python 3.9 or newer and only the standard library, because the hook in the job's interpreter uses it, too. Every file can be
+read while it is being written and after a ``kill -9``: JSON documents are replaced as a whole, JSON-lines files only grow. The step
+log of a long job, when it is thinned, is also replaced as a whole.
 
 ::
 
     RUN/manifest.json                       the first launcher's record: command, versions, environment, options
-    RUN/hosts/<host>/launch-<pid>.json      the same, of each launcher
+    RUN/hosts/<host>/launch-<pid>.json      the same, for each launcher
     RUN/hosts/<host>/telemetry.jsonl        NVML and host samples
-    RUN/ranks/<rank:05d>/                   one recording of one rank; a further attempt of it is <rank:05d>.1, .2 ...
+    RUN/ranks/<rank:05d>/                   one recording of one rank; further recordings are <rank:05d>.1, .2 ...
         rank.json                           identity and settings of this rank
-        steps.jsonl                         one line a step
+        steps.jsonl                         one line per step
         samples.jsonl                       samples of the training thread's source line
-        workers.jsonl                       what its data loader's workers did, and samples of their source lines
+        workers.jsonl                       times of its data loader workers, and samples of their source lines
         memory.jsonl                        samples of the memory of its tensors on its device
         trace.json.gz                       the profiler window
-        trace.1.json.gz, ...                windows that were requested while the job ran
+        trace.1.json.gz, ...                windows requested while the job ran
         flight.json                         torch's flight recorder at the window's end
         progress.json, standing.json, hang_flight.json, faults.txt, ending.json, calls.jsonl
                                             status files of a rank that stopped, see ``stops``
-    RUN/hosts/<host>/stall.json, ends.json                                              the launcher's view of the same
+    RUN/hosts/<host>/stall.json, ends.json                                              the launcher's records of stops
     RUN/diagnosis.json, RUN/report.html     written by the analysis
 
 ``docs/formats.md`` describes the fields.
@@ -40,7 +40,7 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
 from typing import TYPE_CHECKING
 
 from ..deferred import deferred
-from .calls_page import CALL_SLOTS, CALLS_PAGE, OWN_SLOTS, Call, CallsPage, lines_of_calls
+from .calls_page import CALL_SLOTS, CALLS_PAGE, DDP_SLOTS, Call, CallsPage, lines_of_calls
 from .compaction import DiskBudget, rank_budget
 from .draining import BusyError, discard, drain, recover
 from .files import (

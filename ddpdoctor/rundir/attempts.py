@@ -1,5 +1,5 @@
-"""The attempts of a run: an elastic launcher restarts all ranks when one dies, a command may start several jobs one after the other, and
-a scheduler may start the job again, each start with a run directory of its own."""
+"""Finds the attempts of a run and the starts of a job. An elastic launcher restarts all ranks when one dies, a command may start
+several jobs in sequence, and a scheduler may start the job again, each time with a new run directory."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ if TYPE_CHECKING:
     from .reader import RankRecord, RunDirectory
 
 _SLURM_RESTART = re.compile(r"\.r\d+$")
-"""What is added to the id of a job that Slurm has put into its queue again."""
+"""Suffix of the id of a job that Slurm has requeued."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """The recordings of one attempt, at most one of each rank."""
+    """The recordings of one attempt, at most one per rank."""
 
     ranks: list[RankRecord]
 
     @property
     def started_ns(self) -> int | None:
-        """When the first of its ranks had joined the process group, epoch ns; None where unknown."""
+        """When the first of its ranks joined the process group, epoch ns; None if unknown."""
         starts = [record.info.get("started_ns") for record in self.ranks]
         return min((start for start in starts if isinstance(start, int)), default=None)
 
     @property
     def restarts(self) -> int:
-        """How often its launcher had restarted the ranks before; of several hosts' the one that counts most."""
+        """How often its launcher had restarted the ranks before it; with several hosts, the largest count."""
         return max((record.attempt for record in self.ranks), default=0)
 
     @property
     def job_id(self) -> str:
-        """The launcher's id of the job; "" where unknown."""
+        """The launcher's id of the job; "" if unknown."""
         return next((record.attempt_key[0] for record in self.ranks), "")
 
     @property
     def recorded_bytes(self) -> int:
-        """Bytes of its step logs."""
+        """Total bytes of its step logs."""
         return sum(record.recorded_bytes for record in self.ranks)
 
 
@@ -49,11 +49,13 @@ _Ranks = dict[int, "RankRecord"]
 
 
 def attempts_of(recordings: Sequence[RankRecord]) -> list[Attempt]:
-    """The attempts among the ``recordings`` of a run, in the order in which they started; [] if none says of which attempt it is.
+    """Group the ``recordings`` of a run into attempts, in the order in which they started; [] if no recording identifies its
+    attempt.
 
-    Recordings of one attempt have the job's id, the launcher's restart count and the world size in common. A further process of a rank
-    with the same three is of another attempt, as a launcher does not count the restarts that another host's causes; of several recordings
-    of one process, the longest counts. A recording that does not say of which attempt it is counts with those of its own number."""
+    Recordings of one attempt have the same job id, restart count and world size. If several are of one process, the longest counts.
+    A recording of another process of the same rank belongs to another attempt, because a launcher does not count restarts caused by
+    another host. A recording without this information counts with those that have its repeat number.
+    """
     found: dict[tuple[str, int, int], _Ranks] = {}
     further: list[RankRecord] = []
     for record in sorted(filter(_is_described, recordings), key=_started_ns):
@@ -65,7 +67,7 @@ def attempts_of(recordings: Sequence[RankRecord]) -> list[Attempt]:
             ranks[record.rank] = record
     attempts = list(found.values())
     for record in further:
-        _nearest(record, attempts)[record.rank] = record
+        _nearest_attempt(record, attempts)[record.rank] = record
     attempts.sort(key=lambda ranks: min(map(_started_ns, ranks.values())))
     for record in recordings:
         if not _is_described(record):
@@ -76,27 +78,28 @@ def attempts_of(recordings: Sequence[RankRecord]) -> list[Attempt]:
     return [Attempt([ranks[rank] for rank in sorted(ranks)]) for ranks in attempts]
 
 
-def _nearest(record: RankRecord, attempts: list[_Ranks]) -> _Ranks:
-    """The attempt of the same job and world size without this rank that started nearest to ``record``; a new one if there is none."""
+def _nearest_attempt(record: RankRecord, attempts: list[_Ranks]) -> _Ranks:
+    """The attempt of the same job and world size, without this rank, that started nearest to ``record``; a new one if there is
+    none."""
 
-    def apart_ns(ranks: _Ranks) -> int:
+    def distance_ns(ranks: _Ranks) -> int:
         return min(abs(_started_ns(record) - _started_ns(each)) for each in ranks.values())
 
     fitting = [
-        ranks for ranks in attempts if record.rank not in ranks and _are_of_job(ranks.values(), record)
+        ranks for ranks in attempts if record.rank not in ranks and _are_same_job(ranks.values(), record)
     ]
     if not fitting:
         attempts.append({})
         return attempts[-1]
-    return min(fitting, key=apart_ns)
+    return min(fitting, key=distance_ns)
 
 
-def _are_of_job(records: Iterable[RankRecord], record: RankRecord) -> bool:
+def _are_same_job(records: Iterable[RankRecord], record: RankRecord) -> bool:
     return all(each.attempt_key[::2] == record.attempt_key[::2] for each in records)
 
 
 def _is_described(record: RankRecord) -> bool:
-    # The host's name may come from the other ranks.
+    # The host's name may have been taken from the other ranks.
     return not record.info.keys() <= {"host"}
 
 
@@ -105,13 +108,14 @@ def _started_ns(record: RankRecord) -> int:
 
 
 def starts_of(runs: Sequence[RunDirectory]) -> list[list[RunDirectory]]:
-    """The ``runs`` by start of their job, in order: several where a scheduler or a person started it again after it had ended, each time
-    into new run directories. All in one list where they are not known to be such starts: those of the hosts of one start, and runs of
-    different jobs.
+    """Group the ``runs`` by start of their job, in order. A scheduler or user may start a job again after its end, into new run
+    directories.
 
-    A start has one recording of each rank, and begins after the one before has ended. Both have the same commands and
-    working directories, or the same job id of Slurm; without that, the first one must not have ended with exit code 0: a job that was
-    finished is not continued."""
+    Returns a single list if they are not known to be such starts: run directories of the hosts of one start, or of different jobs.
+    A start has one recording of each rank and begins after the end of the previous one. Both have the same commands and working
+    directories, or the same Slurm job id. With the commands alone, the previous one must not have ended with exit code 0: a
+    finished job is not continued.
+    """
     starts: list[list[RunDirectory]] = []
     for run in sorted(runs, key=_launched_ns):
         if not starts or _ranks_of([run]) & _ranks_of(starts[-1]):
@@ -123,7 +127,7 @@ def starts_of(runs: Sequence[RunDirectory]) -> list[list[RunDirectory]]:
 
 
 def _continues(new: Sequence[RunDirectory], old: Sequence[RunDirectory]) -> bool:
-    """Whether the runs ``new`` are of the next start of the job of ``old``."""
+    """Whether the runs ``new`` are the next start of the job of ``old``."""
     ends = [run.manifest.get("ended_ns") for run in old]
     if min(map(_launched_ns, new)) < max((end for end in ends if isinstance(end, int)), default=1):
         return False
@@ -132,14 +136,14 @@ def _continues(new: Sequence[RunDirectory], old: Sequence[RunDirectory]) -> bool
     ids, before = ({_slurm_job(run) for run in runs} for runs in (new, old))
     if len(ids | before) == 1 and ids != {""}:
         return True
-    commands, earlier = ({_started_as(run) for run in runs} for runs in (new, old))
+    commands, earlier = ({_launch_command(run) for run in runs} for runs in (new, old))
     return (
         commands == earlier and None not in earlier and any(run.manifest.get("exit_code") != 0 for run in old)
     )
 
 
-def _started_as(run: RunDirectory) -> tuple[str, ...] | None:
-    """Working directory and command of a launcher, which differ between hosts in a ``--node-rank``; None where no command is known."""
+def _launch_command(run: RunDirectory) -> tuple[str, ...] | None:
+    """Working directory and command of a launcher; None if no command is known. Commands differ between hosts in ``--node-rank``."""
     command = run.manifest.get("command")
     return (str(run.manifest.get("cwd")), *map(str, command)) if command else None
 

@@ -1,12 +1,12 @@
-"""Memory in which a rank notes the last calls of collectives as they begin, so that they outlive it.
+"""Shared memory in which a rank records its last calls of collectives when they begin; it survives the process.
 
-A call is written in every step, where the caches are cold: a slot's numbers, by one store each, and its text only where the
-slot had another one. Who copies the page to the run directory makes lines of JSON of it.
+Calls are written in every step with cold CPU caches, so writing is cheap: one store per number of a slot, and the text only if
+the slot held another call. The process that copies the page to the run directory converts it to JSON lines.
 
 ::
 
-    <spool>/calls    slots of 256 bytes: 1 until the call has returned, its number, its turn and the two before, its step, eight
-                     bytes each, and the fields of its event as text, NUL behind it
+    <spool>/calls    slots of 256 bytes: 1 until the call has returned, its number, its turn and the previous two, its step, eight
+                     bytes each, and the fields of its event as text, padded with NUL
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any, Protocol
 from .stepevents import CallField, LineField
 
 CALLS_PAGE = "calls"
-CALL_SLOTS, OWN_SLOTS, CALL_SLOT_BYTES = 32, 8, 256
-"""Calls from Python that are kept, behind them those that DDP issues itself, and bytes of each: the name of a group is the longest
-part of it, and has some twenty letters. What a job calls in an evaluation every thousand steps must not be pushed out by DDP's."""
+CALL_SLOTS, DDP_SLOTS, CALL_SLOT_BYTES = 32, 8, 256
+"""Number of slots for calls from Python, number of slots after them for calls by DDP itself, and bytes of each. The longest part of
+a call is the name of its group, some 20 characters. The slots are separate so that DDP's calls do not displace those of an
+evaluation every thousand steps."""
 _NUMBERS = struct.Struct("=6q")
 _SLOT = CALL_SLOT_BYTES // 8
 _TEXT_BYTES = CALL_SLOT_BYTES - _NUMBERS.size
@@ -28,65 +29,66 @@ _TEXT_AT = _NUMBERS.size // 8
 
 class _Memory(Protocol):
     def shared(self, name: str, size: int) -> memoryview:
-        """As of :class:`.spool.Spool`."""
+        """See :class:`.spool.Spool`."""
 
 
 class Call:
-    """A recurring call: from one place, of the same operation with as many bytes."""
+    """A recurring call: same place, operation and number of bytes."""
 
-    __slots__ = ("before", "last", "text", "turns")
+    __slots__ = ("last", "second_last", "text", "turns")
 
     def __init__(self, fields: str, turns: list[int] | None) -> None:
-        """``turns`` has one number: how many calls its process group had so far; None for a message."""
+        """``turns`` has one element, the number of calls of its process group so far; None for a point-to-point message."""
         self.turns = turns
-        self.last = self.before = 0
-        """Its last two turns: they show which call was due when ranks that synchronize called different ones."""
+        self.last = self.second_last = 0
+        """Its last two turns. If synchronizing ranks call different collectives, they show which call was due."""
         text = fields.encode().ljust(_TEXT_BYTES, b"\0")
         self.text = memoryview(text).cast("q") if len(text) == _TEXT_BYTES else None
         """None if it is too long for a slot."""
 
 
 class CallsPage:
-    """The last calls of a recording. For the training thread."""
+    """The last calls of a recording. Only the training thread uses it."""
 
     def __init__(self, spool: _Memory) -> None:
         self.numbers: Any = None
-        """The page; None where storage is short: the rank's end is reported without them."""
+        """The page; None if storage is short: the rank's calls are then not reported."""
         try:
-            self.numbers = spool.shared(CALLS_PAGE, (CALL_SLOTS + OWN_SLOTS) * CALL_SLOT_BYTES)
+            self.numbers = spool.shared(CALLS_PAGE, (CALL_SLOTS + DDP_SLOTS) * CALL_SLOT_BYTES)
         except OSError:
             pass
-        self._number = self._own = 0
-        self._written: list[Call | None] = [None] * (CALL_SLOTS + OWN_SLOTS)
-        """Whose text each slot has."""
+        self._number = self._ddp_calls = 0
+        self._written: list[Call | None] = [None] * (CALL_SLOTS + DDP_SLOTS)
+        """The call whose text each slot holds."""
 
-    def begin(self, call: Call, step: int, own: bool = False) -> int:
-        """A call begins in ``step``, from Python, or DDP's ``own``. Returns what ``end`` wants."""
-        # In every step, so in as few operations as can be.
+    def begin(self, call: Call, step: int, by_ddp: bool = False) -> int:
+        """Record that a call begins in ``step``; ``by_ddp``: DDP itself issues it. Returns the argument for ``end``; -1 if it was not
+        recorded."""
+        # Runs in every step, so it makes as few operations as possible.
         numbers, turns = self.numbers, call.turns
         self._number = number = self._number + 1
-        if own:
-            self._own += 1
-            slot = CALL_SLOTS + self._own % OWN_SLOTS
+        if by_ddp:
+            self._ddp_calls += 1
+            slot = CALL_SLOTS + self._ddp_calls % DDP_SLOTS
         else:
             slot = number % CALL_SLOTS
-        turn = last = before = 0
+        turn = last = second_last = 0
         if turns is not None:
             turns[0] = turn = turns[0] + 1
-            last, before = call.last, call.before
-            call.before, call.last = last, turn
+            last, second_last = call.last, call.second_last
+            call.second_last, call.last = last, turn
         if numbers is None or call.text is None:
             return -1
         place = slot * _SLOT
         try:
-            numbers[place + 1] = 0  # no call, until it is whole
+            numbers[place + 1] = 0  # marks the slot as empty until it is complete
             if self._written[slot] is not call:
                 numbers[place + _TEXT_AT : place + _SLOT] = call.text
                 self._written[slot] = call
             numbers[place] = 1
             numbers[place + 2] = turn
             numbers[place + 3] = last
-            numbers[place + 4] = before
+            numbers[place + 4] = second_last
             numbers[place + 5] = step
             numbers[place + 1] = number
         except ValueError:  # the recording has ended
@@ -95,7 +97,7 @@ class CallsPage:
         return place
 
     def end(self, place: int) -> None:
-        """The call has returned, and the rank no longer waits in it."""
+        """Record that the call has returned; the rank no longer waits in it."""
         if place >= 0 and self.numbers is not None:
             try:
                 self.numbers[place] = 0
@@ -104,14 +106,14 @@ class CallsPage:
 
 
 def lines_of_calls(page: bytes) -> bytes:
-    """The content of a page as lines of ``calls.jsonl``."""
+    """Return the content of a page as lines of ``calls.jsonl``."""
     lines = []
     for at in range(0, len(page) - CALL_SLOT_BYTES + 1, CALL_SLOT_BYTES):
-        is_open, number, turn, last, before, step = _NUMBERS.unpack_from(page, at)
+        is_open, number, turn, last, second_last, step = _NUMBERS.unpack_from(page, at)
         if number:
             turns = (
                 f"{CallField.TURN.next_key}{turn}{CallField.LAST_TURN.next_key}{last}"
-                f"{CallField.TURN_BEFORE.next_key}{before}"
+                f"{CallField.TURN_BEFORE.next_key}{second_last}"
                 if turn
                 else ""
             )

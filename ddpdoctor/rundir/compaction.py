@@ -1,11 +1,11 @@
 """Keeps the step log of a long job within a budget on disk, while the job runs.
 
-A log that grows beyond it is thinned: the first steps and the newest are kept, and between them every second, fourth,
-eighth ... block of neighbouring steps. The choice depends on the steps' numbers alone, so that ranks whose logs are
-thinned at different times still share steps. Lines that belong to no step are kept.
+A log that exceeds the budget is thinned: the first and the newest steps are kept, and between them every second, fourth,
+eighth ... block of successive steps. The choice depends only on step numbers, so ranks whose logs are thinned at different
+times still share steps. Lines that belong to no step are kept.
 
-The log is rewritten to a temporary file, which replaces it. Its second line then says how many bytes of the stream it
-lacks, so that a copy from the spool continues where the last one ended, and the third which steps were left out:
+The log is rewritten to a temporary file, which replaces it. Its second line holds the number of bytes of the stream that it
+lacks, so that copying from the spool continues at the right position. The third line lists the steps that were left out:
 
     {"thinned":{"shift":bytes,"every":8}}
     {"left_out":[[first,last],...]}
@@ -26,15 +26,16 @@ from .layout import STEPS_FILE, STEPS_SCHEMA
 from .owned import open_file
 
 MOST_RANK_BYTES = 64 * 1024 * 1024
-"""Bytes of one rank's log at most: some 160,000 steps."""
+"""Upper limit of the bytes of one rank's log: some 160,000 steps."""
 MOST_RUN_BYTES = 4 * 1024 * 1024 * 1024
 LEAST_RANK_BYTES = 4 * 1024 * 1024
-"""Bytes of one rank's log that are always allowed, for any number of ranks."""
+"""Bytes of one rank's log that are always allowed, whatever the number of ranks."""
 BLOCK_STEPS = 512
-"""Neighbouring steps that stay or go together: the hook records the first of each block in full however much it thins."""
+"""Successive steps that are kept or removed together. The hook records the first steps of each block in full, however much it
+thins."""
 _FIRST_SHARE, _NEWEST_SHARE = 1 / 8, 1 / 4
 _KEPT_SHARE = 0.7
-"""Share of the budget that is used after thinning, so that it is seldom done."""
+"""Share of the budget that is used after thinning, so that thinning is rare."""
 _PIECE_BYTES = 64 * 1024
 _REST_S = 0.002
 """Seconds between two pieces, so that this thread does not hold the GIL all the time."""
@@ -45,19 +46,19 @@ _MOST_SHIFT = 2**53
 _MOST_EVERY = 2**44
 
 STEP_LINE = re.compile(rb'\{"(step|device)": ?(\d{1,16})[,}]')
-"""How the line of a step, or of its times on the device, begins."""
+"""Beginning of the line of a step, or of its device times."""
 
 Ranges = list[tuple[int, int]]
-"""(first, last) of numbers without a gap; in order, none touches another."""
+"""(first, last) of consecutive numbers; sorted, and not adjacent to each other."""
 
 
 def rank_budget(world_size: int) -> int:
-    """Bytes that the step log of one of so many ranks may take on disk."""
+    """Upper limit of the bytes on disk of the step log of each of ``world_size`` ranks."""
     return max(LEAST_RANK_BYTES, min(MOST_RANK_BYTES, MOST_RUN_BYTES // max(world_size, 1)))
 
 
 def union(parts: Iterable[Ranges]) -> Ranges:
-    """Numbers that are in any of ``parts``, whose ranges may come in any order."""
+    """The numbers that are in any of ``parts``, whose ranges may be in any order."""
     joined: Ranges = []
     for first, last in sorted(pair for part in parts for pair in part):
         if joined and first <= joined[-1][1] + 1:
@@ -68,13 +69,12 @@ def union(parts: Iterable[Ranges]) -> Ranges:
 
 
 def stream_end(handle: int) -> int:
-    """Position in the stream of the end of the open file ``handle``: its size plus the bytes removed by thinning.
-    Raises OSError."""
+    """Position in the stream of the end of the open file ``handle``: its size plus the bytes removed by thinning. Raises OSError."""
     return os.fstat(handle).st_size + stream_shift(handle)
 
 
 def stream_end_of(path: str) -> int:
-    """As ``stream_end``, for the file at ``path``; 0 if there is none or it cannot be read."""
+    """Like ``stream_end``, for the file at ``path``; 0 if it is missing or cannot be read."""
     try:
         with reading(path) as source:
             return stream_end(source.fileno())
@@ -83,7 +83,7 @@ def stream_end_of(path: str) -> int:
 
 
 def stream_shift(handle: int) -> int:
-    """By how many bytes a position in the open file ``handle`` is less than that in the stream. Raises OSError."""
+    """Difference between a position in the stream and that in the open file ``handle``, bytes. Raises OSError."""
     return int(_head(handle).get("shift", 0))
 
 
@@ -104,7 +104,7 @@ def _head(handle: int) -> dict[str, int]:
 
 
 def thinned_steps(folder: str) -> Ranges:
-    """Numbers of the steps that were thinned out of a rank's log; [] where none was, or it cannot be read."""
+    """Numbers of the steps removed by thinning from a rank's log; [] if none were, or the log cannot be read."""
     try:
         with reading(os.path.join(folder, STEPS_FILE)) as source:
             return _left_out(source.fileno())
@@ -125,39 +125,40 @@ def _left_out(handle: int) -> Ranges:
 
 
 class DiskBudget:
-    """What one rank's step log may take on disk. Only for the process that holds the lock of its spool."""
+    """Disk budget of one rank's step log. Only for the process that holds the lock of its spool."""
 
     def __init__(self, most_bytes: int, go_on: Callable[[], bool] = lambda: True) -> None:
-        """``go_on`` is called now and then; once it returns False, a log that is being thinned stays as it was."""
-        self._most, self._go_on = most_bytes, go_on
-        self._next = most_bytes
+        """``go_on`` is called repeatedly during thinning; if it returns False, thinning is abandoned and the log is unchanged."""
+        self._most_bytes, self._go_on = most_bytes, go_on
+        self._next_thinning_bytes = most_bytes
 
     def keep(self, rank_fd: int) -> None:
-        """Thin the log in a rank's open folder where it is too large. Never raises: a log that cannot be thinned stays as
-        it is."""
+        """Thin the log in a rank's open folder if it is too large. Never raises: a log that cannot be thinned is unchanged."""
         try:
-            if os.stat(STEPS_FILE, dir_fd=rank_fd).st_size <= self._next:
+            if os.stat(STEPS_FILE, dir_fd=rank_fd).st_size <= self._next_thinning_bytes:
                 return
         except OSError:
             return
-        self._next += self._most // 8
+        self._next_thinning_bytes += self._most_bytes // 8
         with suppress(OSError):
-            thin(rank_fd, self._most, self._go_on)
-            # Where that was not possible, not before it has grown by as much again.
-            self._next = max(self._most, os.stat(STEPS_FILE, dir_fd=rank_fd).st_size + self._most // 8)
+            thin(rank_fd, self._most_bytes, self._go_on)
+            # If it could not be thinned, try again after it has grown by as much again.
+            self._next_thinning_bytes = max(
+                self._most_bytes, os.stat(STEPS_FILE, dir_fd=rank_fd).st_size + self._most_bytes // 8
+            )
 
 
 class _Piece:
-    """Neighbouring lines of a log that stay or go together."""
+    """Successive lines of a log that are kept or removed together."""
 
     __slots__ = ("block", "end", "numbers", "start")
 
     def __init__(self, start: int, block: int | None) -> None:
         self.start = self.end = start
         self.block = block
-        """None: lines that stay."""
+        """None for lines that are always kept."""
         self.numbers: Ranges = []
-        """Of the steps in it."""
+        """Numbers of the steps in it."""
 
     def add(self, size: int, step: int | None) -> None:
         self.end += size
@@ -170,10 +171,10 @@ class _Piece:
 
 
 def thin(rank_fd: int, most_bytes: int, go_on: Callable[[], bool] = lambda: True) -> bool:
-    """Thin the step log in a rank's open folder to some two thirds of ``most_bytes``; False where it stayed as it was.
+    """Thin the step log in a rank's open folder to about two thirds of ``most_bytes``. Returns False if it is unchanged.
 
-    Nothing may be appended to it meanwhile; a process that reads it keeps the file that it has opened. Raises OSError;
-    the log then is as it was.
+    Nothing may be appended meanwhile. A process that has the file open continues to read the old one. Raises OSError; the log is
+    then unchanged.
     """
     handle = open_file(STEPS_FILE, rank_fd, os.O_RDONLY)
     try:
@@ -182,9 +183,9 @@ def thin(rank_fd: int, most_bytes: int, go_on: Callable[[], bool] = lambda: True
         pieces = _pieces(handle, begin, size, most_bytes, go_on)
         if pieces is None:
             return False
-        every = _every(pieces, head.get("every", 1), most_bytes)
-        kept = [piece for piece in pieces if _stays(piece, every)]
-        gone = [piece.numbers for piece in pieces if not _stays(piece, every)]
+        every = _block_interval(pieces, head.get("every", 1), most_bytes)
+        kept = [piece for piece in pieces if _is_kept(piece, every)]
+        gone = [piece.numbers for piece in pieces if not _is_kept(piece, every)]
         third_line = {"left_out": union([_left_out(handle), *gone])}
         third = json.dumps(third_line, separators=(",", ":")).encode() + b"\n"
         kept_bytes = sum(piece.end - piece.start for piece in kept)
@@ -192,12 +193,14 @@ def thin(rank_fd: int, most_bytes: int, go_on: Callable[[], bool] = lambda: True
         if lost < most_bytes // 8:
             return False
         head_lines = first + _second_line(head.get("shift", 0) + lost, every) + third
-        return _replaced(rank_fd, handle, head_lines, kept, go_on)
+        return _replace_log(rank_fd, handle, head_lines, kept, go_on)
     finally:
         os.close(handle)
 
 
-def _replaced(rank_fd: int, handle: int, head: bytes, kept: list[_Piece], go_on: Callable[[], bool]) -> bool:
+def _replace_log(
+    rank_fd: int, handle: int, head: bytes, kept: list[_Piece], go_on: Callable[[], bool]
+) -> bool:
     clear(rank_fd)
     mode = os.fstat(handle).st_mode & 0o777
     try:
@@ -205,7 +208,7 @@ def _replaced(rank_fd: int, handle: int, head: bytes, kept: list[_Piece], go_on:
         try:
             while head:
                 head = head[os.write(out, head) :]
-            done = all(_copied(handle, out, piece, go_on) for piece in kept)
+            done = all(_copy_piece(handle, out, piece, go_on) for piece in kept)
         finally:
             os.close(out)
         if done:
@@ -216,14 +219,13 @@ def _replaced(rank_fd: int, handle: int, head: bytes, kept: list[_Piece], go_on:
 
 
 def clear(rank_fd: int) -> None:
-    """Remove from a rank's open folder the temporary file of a process that was killed during thinning. Never
-    raises."""
+    """Remove the temporary file left by a process killed during thinning, from a rank's open folder. Never raises."""
     with suppress(OSError):
         os.unlink(_TEMPORARY, dir_fd=rank_fd)
 
 
 def _second_line(shift: int, every: int) -> bytes:
-    """The second line of a thinned log, of the same length for any ``shift``."""
+    """The second line of a thinned log. Its length does not depend on ``shift``."""
     return b'{"thinned":{"shift":%17d,"every":%d}}\n' % (shift, every)
 
 
@@ -235,7 +237,7 @@ def thinned_head(shift_to: int) -> bytes:
 
 
 def _first_lines(handle: int, count: int) -> tuple[bytes, int]:
-    """The line with the schema, and where the lines begin that come after the first ``count``."""
+    """The line with the schema, and the position after the first ``count`` lines."""
     lines = os.pread(handle, _HEAD_BYTES + _LONGEST_LEFT_OUT, 0).split(b"\n", count)
     if len(lines) <= count or not lines[0].startswith(b'{"schema"'):
         return json.dumps({"schema": STEPS_SCHEMA}, separators=(",", ":")).encode() + b"\n", 0
@@ -245,7 +247,7 @@ def _first_lines(handle: int, count: int) -> tuple[bytes, int]:
 def _pieces(
     handle: int, begin: int, size: int, most_bytes: int, go_on: Callable[[], bool]
 ) -> list[_Piece] | None:
-    """The log from ``begin`` on; None once ``go_on`` says no."""
+    """Split the log from ``begin`` on; None if ``go_on`` returns False."""
     pieces = [_Piece(begin, None)]
     first_until, newest_from = begin + int(most_bytes * _FIRST_SHARE), size - int(most_bytes * _NEWEST_SHARE)
     position, rest = begin, b""
@@ -265,27 +267,27 @@ def _pieces(
             is_step = found is not None and found.group(1) == b"step"
             pieces[-1].add(len(line) + 1, number if block is not None and is_step else None)
         time.sleep(_REST_S)
-    # A line that is not whole yet is the newest.
+    # An incomplete last line is part of the newest ones.
     last = _Piece(pieces[-1].end, None)
     last.add(size - last.start, None)
     return [*pieces, last]
 
 
-def _stays(piece: _Piece, every: int) -> bool:
+def _is_kept(piece: _Piece, every: int) -> bool:
     return piece.block is None or piece.block % every == 0
 
 
-def _every(pieces: list[_Piece], least: int, most_bytes: int) -> int:
-    """Which blocks stay so that the log fits: one in this many, a power of two."""
+def _block_interval(pieces: list[_Piece], least: int, most_bytes: int) -> int:
+    """The power of two such that the log fits if one block in this many is kept."""
     every, last = least, max((piece.block or 0 for piece in pieces), default=0)
     while every <= min(last, _MOST_EVERY // 2) and (
-        sum(piece.end - piece.start for piece in pieces if _stays(piece, every)) > most_bytes * _KEPT_SHARE
+        sum(piece.end - piece.start for piece in pieces if _is_kept(piece, every)) > most_bytes * _KEPT_SHARE
     ):
         every *= 2
     return every
 
 
-def _copied(source: int, target: int, piece: _Piece, go_on: Callable[[], bool]) -> bool:
+def _copy_piece(source: int, target: int, piece: _Piece, go_on: Callable[[], bool]) -> bool:
     position = piece.start
     while position < piece.end and go_on():
         data = os.pread(source, min(_PIECE_BYTES, piece.end - position), position)

@@ -1,13 +1,13 @@
 """Copies spools to the run directory.
 
-A spool is copied by the rank's own writer thread, its launcher's process, another launcher of the host, or a reader of
-the run. Any user may have created what has the name of a spool in memory-backed storage, and the target folder may have
-been replaced. So both are opened as :mod:`.owned` says, only the files that a rank writes are copied, and a spool
-counts only for the run whose id is in its root's name.
+A spool is copied by the rank's writer thread, a process of its launcher or of another launcher of the host, or a reader of
+the run. Other users may create files with the name of a spool in memory-backed storage, and the target folder may have been
+replaced. So both are opened by :mod:`.owned`, only the files that a rank writes are copied, and a spool counts only for the
+run whose id is in its root's name.
 
-Parts of a stream that were lost are replaced by a note, and copying continues after them. A stream's position in the
-run directory is the file's size there plus the bytes removed by thinning, so a gap must be filled, or what follows
-would be copied once a second.
+Lost parts of a stream are replaced by a note, and copying continues after them. A stream's position in the run directory is
+the file's size there plus the bytes removed by thinning. So a gap must be filled; otherwise the data after it would be copied
+again every second.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from .stepevents import LineField, brief_lines
 
 PATIENCE_S = 2.0
 """Seconds that a copy waits for another copy of the same spool, whose process may be suspended."""
-_LOOK_S = 0.02
-_copied_here: dict[tuple[int, int] | None, object] = {}
-"""Which spools threads of this process copy, by the identity of their folders."""
-os.register_at_fork(after_in_child=_copied_here.clear)
+_POLL_S = 0.02
+_copying: dict[tuple[int, int] | None, object] = {}
+"""Spools that threads of this process are copying, by the identity of their folders."""
+os.register_at_fork(after_in_child=_copying.clear)
 _LOCK_FILE = "lock"
 _STREAMS = frozenset([layout.STEPS_FILE, layout.SAMPLES_FILE, layout.MEMORY_FILE, layout.WORKERS_FILE])
 
@@ -48,11 +48,11 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class BusyError(OSError):
-    """Another process or thread still copies the spool at the deadline."""
+    """Another process or thread is still copying the spool at the deadline."""
 
 
 class Waiting(NamedTuple):
-    """The records in one rank's spool that are not in its run directory."""
+    """The records in one rank's spool that are not in the run directory."""
 
     spool: str
     steps: int
@@ -61,15 +61,13 @@ class Waiting(NamedTuple):
 
 
 def recover(run: str) -> list[str]:
-    """Copy what ranks of this run left in their spools when they and their launcher were killed; never raises.
-
-    Returns sentences on what the run directory cannot take, and on files there that are not this user's.
-    """
+    """Copy the spools left by ranks of this run that were killed together with their launcher. Never raises. Returns sentences
+    about what could not be copied to the run directory."""
     waiting: list[Waiting] = []
     failure = None
     deadline_s = time.monotonic() + PATIENCE_S
     for root in roots_of(run):
-        with suppress(OSError):  # there are none, or the run directory cannot take the ranks' records either
+        with suppress(OSError):  # there are none, or copying the ranks' records fails, too
             copy_host_documents(root, run)
     for directory, target in spools_of(run):
         try:
@@ -94,8 +92,8 @@ def spools_of(run: str) -> list[tuple[str, str]]:
 
 
 def _place_in(run: str, target: str) -> str:
-    """``target``, or the same folder below ``run`` where the run was moved there since. For a copied run directory,
-    or the same folder by another path, records go to the original."""
+    """Return ``target``, or the same folder below ``run`` if the run was moved there. If ``run`` is a copy, or the same folder by
+    another path, records go to the original."""
     moved = os.path.join(os.path.abspath(run), os.path.relpath(target, layout.run_of(target)))
     if moved == target or layout.run_id(run) == layout.run_id(layout.run_of(target)):
         return target
@@ -111,13 +109,12 @@ def drain(
     beat: Callable[[], None] = lambda: None,
     with_stop_files: bool = False,
 ) -> str:
-    """Copy what a rank's spool holds into its run directory; with ``remove``, delete the spool afterwards. Returns the
-    rank's folder there.
+    """Copy a rank's spool into its run directory. With ``remove``, delete the spool afterwards. Returns the rank's folder.
 
-    Safe to repeat and to run from several processes. Raises OSError when the target cannot take it, is of another run
-    by now (OtherRunError) or not of this user, or when another copy is still going on at ``deadline_s``, monotonic
-    (BusyError); nothing is lost then. ``run`` is where the run directory is now; None: where it was. ``budget`` is what
-    the step log may take there; ``beat`` is called as it makes progress or waits for another copy.
+    Safe to repeat and to run from several processes. Raises OSError if the target cannot be written, OtherRunError if it
+    now belongs to another run, UntrustedFileError if it is another user's, and BusyError if another copy is still running at
+    ``deadline_s``, monotonic; the spool is then kept. ``run`` is the current place of the run directory; None: the original one.
+    ``budget`` limits the step log there. ``beat`` is called on progress and while waiting for another copy.
     ``with_stop_files``: copy the rank's status files even without a request.
     """
     root = os.path.dirname(directory)
@@ -127,14 +124,14 @@ def drain(
             target = layout.read_target(spool_fd)  # under the lock: an earlier copy may have claimed a folder
             if run is not None:
                 target = _place_in(run, target)
-            _refuse_foreign(layout.run_of(target), root)
+            _refuse_other_run(layout.run_of(target), root)
             try:
                 with owned.folder(layout.run_of(target), links=True) as run_folder:
                     if not owned.is_own(run_folder):
                         raise owned.UntrustedFileError(
                             errno.EPERM, "it belongs to another user", layout.run_of(target)
                         )
-                    target = _claimed(target, directory, spool_fd, run_folder)
+                    target = _claim_folder(target, directory, spool_fd, run_folder)
                     with (
                         owned.folder("ranks", run_folder) as ranks,
                         owned.folder(os.path.basename(target), ranks) as rank_fd,
@@ -158,8 +155,8 @@ def drain(
     return target
 
 
-def _claimed(target: str, directory: str, spool: int, run: int) -> str:
-    """The rank's folder in the open run directory, made where it has none yet."""
+def _claim_folder(target: str, directory: str, spool: int, run: int) -> str:
+    """Return the rank's folder in the open run directory; create it if there is none."""
     if not layout.is_unclaimed(target):
         return target
     named = layout.parse_spool_name(directory)
@@ -171,13 +168,13 @@ def _claimed(target: str, directory: str, spool: int, run: int) -> str:
         with owned.folder("ranks", run) as ranks:
             os.rmdir(
                 name, dir_fd=ranks
-            )  # else each further try, without memory for the name, would make another
+            )  # otherwise each retry without memory for the name would create another one
         raise
     return claimed
 
 
 def discard(directory: str) -> None:
-    """Delete a spool with what it holds. Raises OSError; one that is being copied stays."""
+    """Delete a spool with its content. Raises OSError, and deletes nothing, if it is being copied."""
     with layout.opened_spool(directory) as spool_fd:
         with _locked(spool_fd, time.monotonic()):
             _clear(spool_fd)
@@ -187,15 +184,15 @@ def discard(directory: str) -> None:
 
 @contextmanager
 def _locked(spool: int, deadline_s: float, beat: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the spool's lock against other processes and threads. ``beat`` is called while it waits: a lock that another
-    process holds does not mean that the storage does not answer. Raises BusyError."""
+    """Hold the spool's lock against other processes and threads. Raises BusyError. ``beat`` is called while it waits, because a
+    lock held by another process does not mean that the storage does not answer."""
     key = owned.file_identity(spool)
     mine = object()
-    # In one operation: there is no lock that a fork could inherit.
-    while _copied_here.setdefault(key, mine) is not mine:
+    # A single operation instead of a lock object, which a fork could inherit in locked state.
+    while _copying.setdefault(key, mine) is not mine:
         _wait(deadline_s, "another thread is copying it", beat)
     try:
-        # Not before: a record lock is a process's, and lost with the first file of its name that one of its threads closes.
+        # Not earlier: a record lock belongs to the process and is lost when any of its threads closes the file.
         handle = owned.open_file(_LOCK_FILE, spool, os.O_RDWR | os.O_CREAT)
         try:
             while not owned.lock_now(handle):
@@ -207,18 +204,18 @@ def _locked(spool: int, deadline_s: float, beat: Callable[[], None] = lambda: No
         finally:
             os.close(handle)
     finally:
-        _copied_here.pop(key, None)
+        _copying.pop(key, None)
 
 
 def _wait(deadline_s: float, why: str, beat: Callable[[], None]) -> None:
     if time.monotonic() >= deadline_s:
         raise BusyError(errno.EBUSY, why)
     beat()
-    time.sleep(_LOOK_S)
+    time.sleep(_POLL_S)
 
 
-def _refuse_foreign(run: str, root: str) -> None:
-    """Raises OtherRunError where a spool in ``root`` is not one of ``run``."""
+def _refuse_other_run(run: str, root: str) -> None:
+    """Raise OtherRunError if a spool in ``root`` does not belong to ``run``."""
     known = layout.id_of_root(root)
     if known is None:
         if f"-{path_name(run)}-" not in f"{os.path.basename(root)}-":
@@ -258,7 +255,7 @@ def _copy(
 
 
 def _complete_steps(spool: int, rank_fd: int) -> None:
-    """Append to the copied log those steps of a rank that has ended which only its heartbeat's page has. Raises OSError."""
+    """Append the steps that only the heartbeat's page has to the copied log of a rank that has ended. Raises OSError."""
     try:
         page = owned.read_file(HEARTBEAT_FILE, spool)
         out = owned.open_file(layout.STEPS_FILE, rank_fd, os.O_RDWR | os.O_APPEND)
@@ -273,14 +270,14 @@ def _complete_steps(spool: int, rank_fd: int) -> None:
 
 
 def _last_step(out: int) -> int | None:
-    """The number of the last step in an open log; None if its end has none."""
+    """The number of the last step in an open log; None if there is none near its end."""
     size = os.fstat(out).st_size
     found = _STEP.findall(os.pread(out, _TAIL_BYTES, max(0, size - _TAIL_BYTES)))
     return int(found[-1]) if found else None
 
 
 def _append(out: int, data: bytes, whole: bool = False) -> None:
-    """Raises OSError; with ``whole``, nothing of it is there then."""
+    """Append ``data``. Raises OSError; with ``whole``, nothing of it is then in the file."""
     size = os.fstat(out).st_size
     try:
         while data:
@@ -292,8 +289,8 @@ def _append(out: int, data: bytes, whole: bool = False) -> None:
 
 
 def _clear(spool: int) -> None:
-    """Delete the files of a spool that a rank or a copy makes; any other stays, and the folder with it."""
-    known = (
+    """Delete the files of a spool that a rank or a copy creates. Any other file stays, and so does the folder."""
+    removable = (
         layout.DOCUMENTS
         | layout.STOP_FILES
         | layout.QUESTIONS
@@ -301,9 +298,9 @@ def _clear(spool: int) -> None:
         | {layout.TARGET_FILE, RESERVE_FILE, _LOCK_FILE, layout.CARRIED_FILE, HEARTBEAT_FILE, CALLS_PAGE}
         | {f"{name}{layout.ASIDE}" for name in layout.DOCUMENTS}
     )
-    known |= {layout.handover_file(number) for number in range(layout.MOST_CAPTURES + 1)}
+    removable |= {layout.handover_file(number) for number in range(layout.MOST_CAPTURES + 1)}
     for name in os.listdir(spool):
-        if name in known or name.rpartition(".")[0] in _STREAMS or name.endswith(".tmp"):
+        if name in removable or name.rpartition(".")[0] in _STREAMS or name.endswith(".tmp"):
             os.unlink(name, dir_fd=spool)
 
 
@@ -311,33 +308,33 @@ _STEP = re.compile(rb'^\{"step": ?(\d{1,16})[,}]', re.MULTILINE)
 _TAIL_BYTES = 64 * 1024
 _LINE_BYTES = 64 * 1024
 _MOST_FILLED_BYTES = 1024 * 1024
-_WHY = "their memory was removed before it was copied, as cleaners of /dev/shm do, or systemd at a logout (RemoveIPC)"
+_LOST_REASON = "their memory was removed before it was copied, as cleaners of /dev/shm do, or systemd at a logout (RemoveIPC)"
 
 
 def bridge(out: int, stream: str, done: int, position: int, data: bytes) -> bytes:
-    """The bytes to write to the open file ``out`` from the stream's position ``done`` on, so that ``data`` follows
-    at its own ``position``. Raises OSError."""
+    """The bytes to write to the open file ``out`` from position ``done`` of the stream on, so that ``data`` follows at its own
+    ``position``. Raises OSError."""
     words = _lost_steps(out, data) if stream == layout.STEPS_FILE else ""
-    forms = [f"{words}: {_WHY}.", f"{words}."] if words else []
+    sentences = [f"{words}: {_LOST_REASON}.", f"{words}."] if words else []
     filled, missing = b"", position - done
     if not done and missing > _MOST_FILLED_BYTES:
-        # The log itself was removed, and it may have been long.
-        missing = len(_note(forms[0] if forms else "", 0))
+        # The log was removed, and it may have been long.
+        missing = len(_note(sentences[0] if sentences else "", 0))
         filled = thinned_head(position - missing)
     while missing > 2 * _LINE_BYTES:
         filled, missing = filled + _note("", _LINE_BYTES), missing - _LINE_BYTES
-    fits = next((each for each in (*forms, "") if len(_note(each, 0)) <= missing), None)
+    fits = next((each for each in (*sentences, "") if len(_note(each, 0)) <= missing), None)
     return filled + (b"\n" * missing if fits is None else _note(fits, missing))
 
 
 def _note(words: str, size: int) -> bytes:
-    """A line of ``size`` bytes, or as many as it takes."""
+    """A note line of ``size`` bytes, or longer if needed."""
     line = f"{{{LineField.NOTE.key}{json.dumps(words)}".encode()
     return line + b" " * (size - len(line) - 2) + b"}\n"
 
 
 def _lost_steps(out: int, data: bytes) -> str:
-    """The steps missing between the end of the open file and ``data``, as text; "" for none."""
+    """The steps missing between the end of the open file and ``data``, as text; "" if none."""
     before, after = _last_step(out), _STEP.search(data)
     first, last = 0 if before is None else before + 1, int(after[1]) - 1 if after else -1
     if after is None:
@@ -348,7 +345,7 @@ def _lost_steps(out: int, data: bytes) -> str:
 
 
 def waiting_in(spool: str, target: str) -> Waiting:
-    """What is in ``spool`` and not in the rank's folder ``target``. Never raises."""
+    """The records that are in ``spool`` and not in the rank's folder ``target``. Never raises."""
     steps = size = 0
     try:
         with layout.opened_spool(spool) as spool_fd:
@@ -359,21 +356,21 @@ def waiting_in(spool: str, target: str) -> Waiting:
     except OSError:
         return Waiting(spool, 0, 0)
     for stream in streams:
-        rest = uncopied_bytes(spool, stream, stream_end_of(os.path.join(target, stream)))
-        size += len(rest)
+        uncopied = uncopied_bytes(spool, stream, stream_end_of(os.path.join(target, stream)))
+        size += len(uncopied)
         if stream == layout.STEPS_FILE:
-            steps = rest.count(b'"t":[')
+            steps = uncopied.count(b'"t":[')
     return Waiting(spool, steps, size)
 
 
 def unsaved_sentence(run: str, waiting: list[Waiting], error: OSError) -> str:
-    """What is not in the run directory, where it is, and what to do."""
+    """A sentence about what is not in the run directory, where it is, and what to do."""
     steps, ranks = sum(each.steps for each in waiting), len(waiting)
     what = f"{steps} recorded step{'s' if steps != 1 else ''}" if steps else "What was recorded"
     places = sorted({os.path.dirname(each.spool) for each in waiting})
-    mended = "free some space for that directory" if error.errno in _NO_ROOM else "once that is fixed"
+    remedy = "free some space for that directory" if error.errno in _NO_ROOM else "once that is fixed"
     return (
         f"{what} of {ranks} rank{'s' if ranks != 1 else ''} ({sum(each.size for each in waiting) / 1e6:.1f} MB) could not be "
         f"copied to {run} ({reason_of(error)}) and wait{'' if steps > 1 else 's'} in {', '.join(places)}, which is memory: "
-        f"{mended}, then `ddpdoctor analyze {run}` fetches {'them' if steps > 1 else 'it'}."
+        f"{remedy}, then `ddpdoctor analyze {run}` fetches {'them' if steps > 1 else 'it'}."
     )

@@ -1,8 +1,7 @@
-"""Concludes how a job and its ranks ended.
+"""Determines how a job and its ranks ended.
 
-The exit status of a rank's process is one source among several. Others are the rank's own records, those of other
-ranks, the exit code of its launcher, and a request to end. ``docs/job-ends.md`` has the table, and a job for each of
-its rows.
+The exit status of a rank's process is one source. Others are the rank's own records, those of other ranks, the launcher's exit
+code, and a request to end. ``docs/job-ends.md`` has the table, with a job for each row.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Any, NamedTuple
 from .liveness import is_running
 
 POLITE = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-"""Signals by which a launcher, a scheduler, a controller or a person ends a process."""
+"""Signals with which a launcher, scheduler, controller or user asks a process to end."""
 
 
 class Conclusion(str, Enum):
-    """The conclusion on an end."""
+    """How an end is classified."""
 
     WELL = "ended well"
     FAILED = "failed"
@@ -32,100 +31,102 @@ class Exit(str, Enum):
 
     ZERO = "exit code 0"
     OWN_CODE = "exit code that its program chose"
-    """Not 0, and Python was left in order: ``sys.exit(3)``."""
+    """Not 0, and Python's exit handlers ran: ``sys.exit(3)``."""
     CODE = "exit code, not by its program's own end"
-    """Not 0, and Python was not left in order: ``os._exit``, a runtime that ends its worker, an abort without a signal."""
-    ALIKE = "the same exit code on all ranks at one moment"
-    """Not 0, and Python was not left in order on any: as a controller, such as Ray's, ends its workers."""
+    """Not 0, and Python's exit handlers did not run: ``os._exit``, a runtime that ends its worker, an abort without a signal."""
+    SAME_CODE = "the same exit code on all ranks at one moment"
+    """Not 0, and Python's exit handlers ran on no rank: a controller, such as Ray's, ends its workers like that."""
     POLITE = "SIGTERM, SIGINT or SIGHUP"
     FORCE = "another signal"
-    UNSEEN = "not known"
+    UNKNOWN = "not known"
 
 
 class RankEnd(NamedTuple):
-    """What the sources say of one rank's end."""
+    """Evidence on one rank's end."""
 
     exit: Exit
     closed: bool
-    """It ended its recording in order: it destroyed its process group, or left Python through its exit handlers."""
+    """Whether it ended its recording in order: it destroyed its process group, or Python's exit handlers ran."""
     raised: bool = False
-    """It recorded an uncaught exception."""
+    """Whether it recorded an uncaught exception."""
     requested: bool = False
-    """The job had been requested to end before."""
+    """Whether the job had been requested to end before."""
     lost: bool = False
-    """Other ranks lost it: they raised later over a lost connection, hang, or were ended before they closed."""
+    """Whether other ranks lost it: they later raised because of a lost connection, hang, or were ended before they closed."""
     confirmed: bool = False
-    """A second source says that it failed: ``lost``, the kernel's count of kills for memory, faulthandler's text, the job's own end."""
+    """Whether a second source shows a failure: ``lost``, the kernel's count of out-of-memory kills, faulthandler's text, or the
+    job's own end."""
 
 
 class JobEnd(NamedTuple):
-    """The end of a job, over all of its launchers."""
+    """The end of a job, from the records of all its launchers."""
 
     over: bool = False
-    """The run's own launcher, or any where there are several runs, has noted its end."""
+    """Whether the run's own launcher, or any launcher if there are several runs, has recorded its end."""
     complete: bool = False
-    """All launchers have."""
+    """Whether all launchers have recorded their end."""
     code: int | None = None
-    """Exit code: of several launchers the first to end with another one than 0."""
+    """Exit code; with several launchers, that of the first to end with a code other than 0."""
     signal: int | None = None
     killed: bool = False
-    """The launchers that would have noted its end are known not to run any more."""
+    """Whether no end is recorded and the run's own launchers are known not to run any more."""
 
     @property
     def succeeded(self) -> bool:
-        """Whether its own end says that it succeeded."""
+        """Whether the recorded end shows success."""
         return self.complete and self.code == 0 and not self.signal
 
     @property
     def failed(self) -> bool:
-        """Whether its own end says that it failed; both are False for a job whose end is not known."""
+        """Whether the recorded end shows a failure. Both are False if the end is not known."""
         return bool(self.code or self.signal)
 
 
 _ANY: bool | None = None
-_BY_OTHERS = (Exit.CODE, Exit.FORCE, Exit.ALIKE)
-# exits, closed, lost, confirmed, the job succeeded → conclusion; the first row that fits.
+_ENDED_BY_OTHERS = (Exit.CODE, Exit.FORCE, Exit.SAME_CODE)
+# exits, closed, lost, confirmed, the job succeeded → conclusion; the first matching row counts.
 _TABLE: tuple[tuple[tuple[Exit, ...], bool | None, bool | None, bool | None, bool | None, Conclusion], ...] = (
     ((Exit.ZERO,), _ANY, _ANY, _ANY, _ANY, Conclusion.WELL),
     ((Exit.OWN_CODE,), _ANY, _ANY, True, _ANY, Conclusion.FAILED),
     ((Exit.OWN_CODE,), _ANY, _ANY, _ANY, True, Conclusion.WELL),
     ((Exit.POLITE,), _ANY, True, _ANY, _ANY, Conclusion.FAILED),
     ((Exit.POLITE,), _ANY, _ANY, _ANY, _ANY, Conclusion.REQUESTED),
-    ((Exit.UNSEEN,), True, _ANY, _ANY, _ANY, Conclusion.WELL),
-    ((Exit.UNSEEN,), _ANY, False, _ANY, True, Conclusion.WELL),
-    (_BY_OTHERS, True, _ANY, _ANY, True, Conclusion.WELL),
+    ((Exit.UNKNOWN,), True, _ANY, _ANY, _ANY, Conclusion.WELL),
+    ((Exit.UNKNOWN,), _ANY, False, _ANY, True, Conclusion.WELL),
+    (_ENDED_BY_OTHERS, True, _ANY, _ANY, True, Conclusion.WELL),
     ((Exit.CODE,), True, _ANY, _ANY, _ANY, Conclusion.UNKNOWN),
     ((Exit.CODE, Exit.FORCE), _ANY, _ANY, True, _ANY, Conclusion.FAILED),
 )  # fmt: skip
 
 
 def conclude(rank: RankEnd, job: JobEnd) -> Conclusion:
-    """The conclusion on a rank's end. "Failed" needs two sources that cannot fail together, and none against them: a
-    rank whose process was killed, in a job that succeeded, is unknown without a second source."""
+    """Classify a rank's end. FAILED needs two independent sources and none that contradicts them. A rank whose process was killed,
+    in a job that succeeded, is UNKNOWN without a second source."""
     if rank.requested and not (rank.closed and rank.exit is Exit.ZERO):
         return Conclusion.REQUESTED
     if rank.raised:
         return Conclusion.FAILED
     for exits, closed, lost, confirmed, succeeded, conclusion in _TABLE:
-        witnesses = (
+        evidence = (
             (closed, rank.closed),
             (lost, rank.lost),
             (confirmed, rank.confirmed),
             (succeeded, job.succeeded),
         )
-        if rank.exit in exits and all(wanted is _ANY or wanted == seen for wanted, seen in witnesses):
+        if rank.exit in exits and all(wanted is _ANY or wanted == seen for wanted, seen in evidence):
             return conclusion
     return Conclusion.UNKNOWN
 
 
 def exit_of(code: int | None, number: int | None, *, left: bool, polite: Collection[int] = POLITE) -> Exit:
-    """``code`` and ``number``, the signal, as the kernel gives them; ``left``: Python's exit handlers ran, without an exception."""
+    """Classify an exit from ``code`` and ``number``, the signal, as given by the kernel. ``left``: Python's exit handlers ran,
+    without an exception."""
     if number is None and code is not None and code - 128 in polite:
-        number = code - 128  # a shell, or a handler that exits as one
+        number = code - 128  # from a shell, or a handler that follows its convention
     if number is not None:
         return Exit.POLITE if number in polite else Exit.FORCE
     if code is None:
-        return Exit.UNSEEN
+        return Exit.UNKNOWN
     if code == 0:
         return Exit.ZERO
     return Exit.OWN_CODE if left else Exit.CODE
@@ -134,17 +135,18 @@ def exit_of(code: int | None, number: int | None, *, left: bool, polite: Collect
 def job_end(
     manifests: Iterable[Mapping[str, Any]], launches: Iterable[Mapping[str, Any]] = (), since_ns: int = 0
 ) -> JobEnd:
-    """From the manifests of its runs, which are those of the launchers that made them, and the records of all launchers. A launcher that
-    had ended before ``since_ns``, when the last attempt began, counts only if there is no other: the job went on without it."""
+    """Combine the manifests of the job's runs, written by the launchers that created them, and the records of all launchers. A
+    launcher that ended before ``since_ns``, the start of the last attempt, counts only if there is no other: the job continued
+    without it."""
     own = [each for each in manifests if each]
-    made_by = [_launcher(each) for each in own]
-    known = [*own, *(each for each in launches if _launcher(each) not in made_by)]
+    own_launchers = [_launcher(each) for each in own]
+    known = [*own, *(each for each in launches if _launcher(each) not in own_launchers)]
     over = [each for each in known if each.get("ended_ns")]
-    left = [each for each in over if each["ended_ns"] < since_ns]
-    if len(left) < len(known):
-        over, known = ([each for each in some if each not in left] for some in (over, known))
-    bad = [each for each in over if each.get("exit_code") or each.get("signal")]
-    first = min(bad, key=lambda each: int(each["ended_ns"]), default=None) or (over[0] if over else {})
+    earlier = [each for each in over if each["ended_ns"] < since_ns]
+    if len(earlier) < len(known):
+        over, known = ([each for each in some if each not in earlier] for some in (over, known))
+    failed = [each for each in over if each.get("exit_code") or each.get("signal")]
+    first = min(failed, key=lambda each: int(each["ended_ns"]), default=None) or (over[0] if over else {})
     noted = any(each.get("ended_ns") for each in own)
     return JobEnd(
         noted,

@@ -1,7 +1,7 @@
-"""Writes files so that they survive a crash, and reads files that may be damaged or foreign.
+"""Writes files so that they survive a crash, and reads files that may be damaged or untrusted.
 
-Any file that is read here may come from another user or program: only regular files are read, links inside a run
-directory are not followed, reading never waits, and lengths, nesting and numbers have bounds.
+A file read here may come from another user or program. So only regular files are read, links inside a run directory are not
+followed, reading never blocks, and lengths, nesting and numbers are limited.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .notes import Note, NoteCode
 from .owned import encoded, replace_file
 
 MOST_DOCUMENT_BYTES = 16 << 20
-"""A rank.json of a job with a thousand modules is below one MiB."""
+"""Upper limit of a document; a rank.json of a job with a thousand modules has less than 1 MiB."""
 MOST_LINE_BYTES = 16 << 20
-"""A step of ten thousand micro-batches is below two MiB."""
+"""Upper limit of a line; a step of ten thousand micro-batches has less than 2 MiB."""
 _MOST_NESTED = 40
-"""Levels of nesting; the format has six."""
+"""Upper limit of nested levels; the format has six."""
 _BLOCK_BYTES = 512
-"""Bytes of a unit of ``st_blocks``, on every file system."""
+"""Unit of ``st_blocks`` in bytes, on every file system."""
 _MOST_HOLLOW = 64
-"""How many times as large as its stored blocks a file may be: far more than compressing file systems achieve."""
+"""Largest allowed ratio of a file's size to its stored blocks; far more than compressing file systems achieve."""
 _LEAST_HOLLOW_BYTES = 64 << 20
-"""Bytes. Smaller files are read quickly even if they are all holes, and some file systems store small files without
-any block."""
+"""Files up to this size, bytes, are accepted: they are read quickly even if they are all holes, and some file systems store small
+files without any block."""
 _LEAST_NUMBER, _MOST_NUMBER = -(1 << 63), (1 << 63) - 1
 _MOST_NAMED = 8
 _MOST_LISTED = 3
@@ -36,22 +36,22 @@ _LINK = "it is a link, and links in a run directory are not followed"
 
 
 def write_json(path: str, document: Any) -> None:
-    """Replace ``path`` as a whole: written to a temporary file, flushed, renamed. A link is replaced, never written
-    through. Raises OSError or TypeError; ``path`` then is as before."""
+    """Replace ``path`` as a whole: written to a temporary file, then renamed. A link is replaced, not followed. Raises OSError or
+    TypeError; ``path`` is then unchanged."""
     replace_file(path, None, encoded(document), mode=0o666)
 
 
 def open_regular(path: str, dir_fd: int | None = None, follow: bool = False) -> int:
-    """A descriptor to read the regular file ``path``, relative to ``dir_fd`` where one is given; never waits.
+    """Open the regular file ``path`` for reading, relative to ``dir_fd`` if given, and return its descriptor. Never blocks.
 
-    ``follow``: a link in the last place of ``path`` is followed, as is right for what the user named. Raises OSError where
-    the file cannot be opened, is a link, or is no regular file: a FIFO would be waited for, a device may do anything.
+    ``follow``: follow a link at the end of ``path``, which is right for a path given by the user. Raises OSError if the file cannot
+    be opened, is a link, or is not a regular file: opening a FIFO blocks, and a device may have any effect.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     _refuse_irregular(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow), path)
     handle = os.open(path, flags, dir_fd=dir_fd)
     try:
-        # Again, because another file may have taken the name meanwhile.
+        # Check again, because the name may refer to another file now.
         _refuse_irregular(os.fstat(handle), path)
     except OSError:
         os.close(handle)
@@ -75,13 +75,12 @@ def _refuse_irregular(found: os.stat_result, path: str) -> None:
 
 
 def reading(path: str) -> BinaryIO:
-    """The regular file ``path`` of a run directory, open for reading. Raises OSError as :func:`open_regular` does."""
+    """Open the regular file ``path`` of a run directory for reading. Raises OSError as :func:`open_regular` does."""
     return os.fdopen(open_regular(path), "rb")
 
 
 def read_bounded(path: str, most_bytes: int, follow: bool = False) -> bytes:
-    """All of the regular file ``path``. Raises OSError as :func:`open_regular` does, and where it is larger than
-    ``most_bytes``."""
+    """Read the regular file ``path``. Raises OSError as :func:`open_regular` does, and if it is larger than ``most_bytes``."""
     with os.fdopen(open_regular(path, follow=follow), "rb") as source:
         data = source.read(most_bytes + 1)
     if len(data) > most_bytes:
@@ -90,7 +89,7 @@ def read_bounded(path: str, most_bytes: int, follow: bool = False) -> bytes:
 
 
 def is_regular(path: str) -> bool:
-    """Whether ``path`` is a regular file and no link."""
+    """Whether ``path`` is a regular file and not a link."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (OSError, ValueError):
@@ -98,8 +97,7 @@ def is_regular(path: str) -> bool:
 
 
 def folders_in(path: str) -> list[str]:
-    """Names of the folders in the folder ``path`` of a run directory, sorted; links do not count, and ``path`` may be none.
-    Raises OSError."""
+    """Sorted names of the folders in ``path``, without links. Raises OSError, also if ``path`` itself is a link."""
     if os.path.islink(path):
         raise OSError(errno.ELOOP, _LINK, path)
     return sorted(
@@ -108,8 +106,8 @@ def folders_in(path: str) -> list[str]:
 
 
 def bounded_lines(source: BinaryIO) -> Iterator[bytes]:
-    """Each line of ``source``; the last one may lack its end. If a line is longer than the format allows, its
-    beginning is given as a line, which every reader counts as broken, and nothing after it."""
+    """Yield each line of ``source``; the last one may be incomplete. A line longer than the format allows is cut, so that every
+    reader counts it as broken, and ends the iteration."""
     while line := source.readline(MOST_LINE_BYTES):
         if len(line) == MOST_LINE_BYTES and not line.endswith(b"\n"):
             yield line[:80] + b"...\n"
@@ -118,9 +116,9 @@ def bounded_lines(source: BinaryIO) -> Iterator[bytes]:
 
 
 def parsed(data: bytes) -> tuple[Any, list[str]]:
-    """The JSON value in ``data``, and which numbers in it, ``name (value)`` each, are given as None because they are not
-    finite or have more than 64 bits. Raises ValueError, with a reason in words, for what is no JSON or nested too deep."""
-    odd: list[str] = []
+    """Parse JSON. Returns the value, and ``name (value)`` for each number replaced by None because it is not finite or needs more
+    than 64 bits. Raises ValueError, with a reason in words, if it is not JSON or nested too deep."""
+    replaced: list[str] = []
     try:
         value = json.loads(data)
     except RecursionError:
@@ -128,12 +126,12 @@ def parsed(data: bytes) -> tuple[Any, list[str]]:
     except ValueError as error:
         raise ValueError(_why_no_json(error)) from None
     if isinstance(value, (dict, list)):
-        _bound(value, "", 1, odd)
-    return value, odd
+        _check_bounds(value, "", 1, replaced)
+    return value, replaced
 
 
 def _why_no_json(error: ValueError) -> str:
-    """What ``json`` raised, in plain words."""
+    """An error of ``json`` in plain words."""
     if isinstance(error, UnicodeDecodeError):
         return "it is no JSON: it holds bytes that are no text"
     if not isinstance(error, json.JSONDecodeError):
@@ -146,28 +144,28 @@ def _why_no_json(error: ValueError) -> str:
     return f"it is no JSON: line {error.lineno}, character {error.colno}"
 
 
-def _bound(value: Any, name: str, depth: int, odd: list[str]) -> None:
+def _check_bounds(value: Any, name: str, depth: int, replaced: list[str]) -> None:
     if depth > _MOST_NESTED:
         raise ValueError("it is nested too deep")
-    listed = isinstance(value, list)
-    for key, item in enumerate(value) if listed else value.items():
+    is_list = isinstance(value, list)
+    for key, item in enumerate(value) if is_list else value.items():
         kind = type(item)
         if kind is dict or kind is list:
-            _bound(item, name if listed else str(key), depth + 1, odd)
-        # What is not a number, an infinity, and what needs more than 64 bits all fail this.
+            _check_bounds(item, name if is_list else str(key), depth + 1, replaced)
+        # NaN, infinities and numbers that need more than 64 bits all fail this test.
         elif (kind is int or kind is float) and not _LEAST_NUMBER <= item <= _MOST_NUMBER:
-            odd.append(f"{name if listed else key} ({short(item)})")
+            replaced.append(f"{name if is_list else key} ({short(item)})")
             value[key] = None
 
 
 def short(value: Any) -> str:
-    """A value from a file, for a sentence about it."""
+    """A value from a file, shortened for a sentence."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def ignored(path: str, fields: list[str]) -> Note:
-    """The note on ``fields`` of ``path``, ``name (value)`` each, that are left out."""
+    """A note that ``fields`` of ``path``, each ``name (value)``, are ignored."""
     return Note(
         f"{path}: fields with values that they cannot have are ignored: {listed(fields, _MOST_NAMED)}."
     )
@@ -180,7 +178,7 @@ def listed(names: Sequence[object], most: int = _MOST_LISTED) -> str:
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
-    """[1] -> "rank 1", [1, 3, 5] -> "ranks 1, 3 and 5", [0, 8, 9, 10] -> "ranks 0 and 8 to 10"; long lists are cut."""
+    """[1] -> "rank 1", [1, 3, 5] -> "ranks 1, 3 and 5", [0, 8, 9, 10] -> "ranks 0 and 8 to 10"; long lists are truncated."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     runs = runs_of(ranks)
@@ -192,7 +190,7 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 
 
 def runs_of(numbers: Iterable[int]) -> list[list[int]]:
-    """Runs of consecutive numbers, in rising order; two alone stay separate, as they read better so."""
+    """Runs of consecutive numbers in rising order. A run of two is split, which reads better."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][-1] + 1:
@@ -208,22 +206,22 @@ def reason_of(error: OSError) -> str:
 
 
 def unreadable(path: str, error: Exception, lost: str = "") -> Note:
-    """The note that ``path`` is there and cannot be read; ``lost``: what is therefore not known, without a point."""
+    """A note that ``path`` exists but cannot be read. ``lost``: what is therefore unknown, without a period."""
     reason = getattr(error, "strerror", None) or error
     text = f"{path} cannot be read ({reason}): {lost}." if lost else f"{path} cannot be read: {reason}."
     return Note(text, NoteCode.UNREADABLE)
 
 
 def broken_lines(path: str, count: int) -> Note:
-    """The note that ``count`` lines of ``path`` are none."""
+    """A note that ``count`` lines of ``path`` are broken."""
     return Note(f"{path}: {count} broken line{'s' if count > 1 else ''} left out.")
 
 
 def read_json(path: str, notes: list[Note], lost: str = "") -> dict[str, Any] | None:
-    """The JSON object in ``path``; None with a note added to ``notes`` where it is missing or broken, which says
-    what is ``lost`` by that. Numbers that the format does not allow become None, with a note."""
+    """Read the JSON object in ``path``; None if it is missing or broken. A note then says what is ``lost``. Numbers that the format
+    does not allow become None, with a note."""
     try:
-        document, odd = parsed(read_bounded(path, MOST_DOCUMENT_BYTES))
+        document, replaced = parsed(read_bounded(path, MOST_DOCUMENT_BYTES))
     except FileNotFoundError:
         notes.append(Note(f"{path} is missing{lost and ': '}{lost}."))
         return None
@@ -233,6 +231,6 @@ def read_json(path: str, notes: list[Note], lost: str = "") -> dict[str, Any] | 
     if not isinstance(document, dict):
         notes.append(Note(f"{path} does not hold a JSON object{lost and ': '}{lost}."))
         return None
-    if odd:
-        notes.append(ignored(path, odd))
+    if replaced:
+        notes.append(ignored(path, replaced))
     return document

@@ -2,17 +2,18 @@
 
 ::
 
-    <spool>/rank.json, flight.json     as they are to be in the run directory; gone once they are there; and ending.json
+    <spool>/rank.json, flight.json, ending.json
+                                       documents for the run directory; removed when copied
     <spool>/progress.json, standing.json, hang_flight.json, faults.txt, calls
-                                       status files of a rank that stopped: copied after a request, or once the rank has ended
+                                       status files of a rank that stopped: copied after a request, or after the rank has ended
     <spool>/question                   the number of the launcher's request to the rank
-    <spool>/trace.handover             where the uncompressed trace is, what to write before it, how large it may become
-    <spool>/trace.<number>.handover    the same of a window that was asked for while the job ran
-    <spool>/carried.json               the outcome, for rank.json: the rank may have ended by then
+    <spool>/trace.handover             path of the uncompressed trace, header to write into it, size limit
+    <spool>/trace.<number>.handover    the same for a window requested while the job ran
+    <spool>/carried.json               the outcome, for rank.json, because the rank may have ended
 
-An uncompressed trace is saved in a folder of its own, into which no other user can write, and which can be found again: the profiler
-writes a file of the given name and one with ``.tmp`` appended, through any link that another user has planted there, and a rank that is
-killed meanwhile leaves gigabytes.
+An uncompressed trace is saved in a separate folder to which no other user can write, and which can be found again. The profiler writes
+to the given name and to that name with ``.tmp`` appended, and would follow a link placed there by another user. A rank killed
+meanwhile leaves gigabytes.
 """
 
 from __future__ import annotations
@@ -31,37 +32,37 @@ from typing import Any, Callable
 
 from . import layout
 from .calls_page import CALLS_PAGE, lines_of_calls
-from .liveness import State, Writing, last_change_s, writer_in
+from .liveness import State, WriterMark, last_change_s, writer_in
 from .owned import encoded, open_file, private_folder, read_file, read_object, replace_file
 from .spool import own_roots_pattern
 
 RAW_FILE = "trace.json"
 _CHUNK = 1 << 20
 _LEVEL = 3
-"""Of gzip: beyond it the time grows faster than the file shrinks."""
+"""gzip level. At higher levels the time grows faster than the file shrinks."""
 _TRY_AGAIN_S = 30.0
-"""Seconds until a trace that found no room is compressed again from its beginning."""
+"""Seconds until the compression of a trace that found no room is repeated from its beginning."""
 _MOST_TROUBLES = 5
 
 
 class TooLargeError(Exception):
-    """The trace would take more than was allowed."""
+    """The trace would exceed the allowed size."""
 
 
 def copy_documents(spool: int, rank_fd: int) -> None:
     """Copy the documents in an open spool to the rank's open folder, and remove them from the spool. Raises OSError."""
     for name in sorted(layout.DOCUMENTS):
         aside = f"{name}{layout.ASIDE}"
-        _put_back(name, aside, spool)  # of a copy that was cut off
+        _put_back(name, aside, spool)  # left by an interrupted copy
         try:
-            # What the rank writes meanwhile is another file, to be copied the next time.
+            # What the rank writes meanwhile goes to a new file, which is copied next time.
             os.rename(name, aside, src_dir_fd=spool, dst_dir_fd=spool)
         except FileNotFoundError:
             continue
         try:
             data = read_file(aside, spool)
             if name == layout.RANK_FILE:
-                data = _with_news(data, _outcomes(spool))
+                data = _with_outcomes(data, _outcomes(spool))
             replace_file(name, rank_fd, data, mode=0o666)
         except BaseException:
             _put_back(name, aside, spool)
@@ -70,7 +71,7 @@ def copy_documents(spool: int, rank_fd: int) -> None:
 
 
 def _put_back(name: str, aside: str, spool: int) -> None:
-    """A document that was not copied, unless the rank has written a newer one since. Raises OSError."""
+    """Restore a document that was not copied, unless the rank has written a newer one. Raises OSError."""
     try:
         os.link(aside, name, src_dir_fd=spool, dst_dir_fd=spool, follow_symlinks=False)
     except FileExistsError:
@@ -81,8 +82,8 @@ def _put_back(name: str, aside: str, spool: int) -> None:
 
 
 def copy_stop_files(spool: int, rank_fd: int, over: bool) -> None:
-    """Copy the status files to the rank's open folder after a request, or if the rank is ``over``: its process
-    writes to the spool no more. Raises OSError."""
+    """Copy the status files to the rank's open folder after a request, or if the rank is ``over``, i.e. no longer writes to the
+    spool. Raises OSError."""
     mark = [
         _changed_ns(name, spool) for name in (layout.QUESTION_FILE, layout.STANDING_FILE, layout.FAULTS_FILE)
     ]
@@ -108,11 +109,11 @@ def _changed_ns(name: str, spool: int) -> int | None:
 
 
 def take_traces(spool: int, rank_fd: int, beat: Callable[[], None]) -> None:
-    """Compress the traces that were handed over, if some were, into the rank's open folder, and write the outcome to
-    rank.json. Raises OSError where there is no room; it is tried again later then."""
-    there = set(os.listdir(spool))
+    """Compress the traces that were handed over into the rank's open folder, and write the outcome to rank.json. Raises OSError if
+    there is no room; a later call then tries again."""
+    names = set(os.listdir(spool))
     for number in range(layout.MOST_CAPTURES + 1):
-        if layout.handover_file(number) in there:
+        if layout.handover_file(number) in names:
             _take_trace(spool, rank_fd, beat, number)
 
 
@@ -122,29 +123,29 @@ def _take_trace(spool: int, rank_fd: int, beat: Callable[[], None], number: int)
         order = json.loads(read_file(handed_over, spool))
     except FileNotFoundError:
         return
-    news = _outcomes(spool)
-    if time.monotonic() < float(news.get("not_before_s") or 0.0):
+    outcomes = _outcomes(spool)
+    if time.monotonic() < float(outcomes.get("not_before_s") or 0.0):
         return
     try:
         window = _compressed(
             order, rank_fd, beat, layout.capture_file(number) if number else layout.TRACE_FILE
         )
     except OSError:
-        _write_outcomes(spool, {**news, "not_before_s": time.monotonic() + _TRY_AGAIN_S})
+        _write_outcomes(spool, {**outcomes, "not_before_s": time.monotonic() + _TRY_AGAIN_S})
         raise
     if number:
-        news.setdefault("captures", {})[str(number)] = window
+        outcomes.setdefault("captures", {})[str(number)] = window
     else:
-        news["window"] = window
-    _write_outcomes(spool, news)
+        outcomes["window"] = window
+    _write_outcomes(spool, outcomes)
     replace_file(
-        layout.RANK_FILE, rank_fd, _with_news(read_file(layout.RANK_FILE, rank_fd), news), mode=0o666
+        layout.RANK_FILE, rank_fd, _with_outcomes(read_file(layout.RANK_FILE, rank_fd), outcomes), mode=0o666
     )
     os.unlink(handed_over, dir_fd=spool)
 
 
 def _compressed(order: dict[str, Any], rank_fd: int, beat: Callable[[], None], name: str) -> dict[str, Any]:
-    """Compress one trace. Returns what rank.json is to say of the window."""
+    """Compress one trace. Returns the fields of the window for rank.json."""
     temporary = f"{name}.tmp"
     raw = str(order["folder"])
     with private_folder(raw) as source:
@@ -173,11 +174,11 @@ def _compress(
     max_bytes: int,
     beat: Callable[[], None],
 ) -> int:
-    """Copy a trace, compressed; its size in bytes. Raises TooLargeError, OSError, ValueError."""
+    """Compress a trace. Returns its compressed size in bytes. Raises TooLargeError, OSError, ValueError."""
     with suppress(FileNotFoundError):
         os.unlink(
             temporary, dir_fd=rank_fd
-        )  # cut off; truncated instead, it might be a hard link to another file
+        )  # left by an interrupted run; not truncated, because it might be a hard link to another file
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with (
         open(open_file(RAW_FILE, source, os.O_RDONLY), "rb") as trace,
@@ -203,43 +204,43 @@ def _compress(
 
 
 def add_trouble(spool: int, words: str) -> None:
-    """Have rank.json say that something could not be copied, once it can be copied. Never raises."""
+    """Add to rank.json, when it is copied next, that something could not be copied. Never raises."""
     with suppress(OSError, ValueError, AttributeError, TypeError):
         from .privacy import mask_text
 
-        words, news = mask_text(words), _outcomes(spool)
-        known = news.setdefault("errors", [])
+        words, outcomes = mask_text(words), _outcomes(spool)
+        known = outcomes.setdefault("errors", [])
         if words not in known and len(known) < _MOST_TROUBLES:
             known.append(words)
-            _write_outcomes(spool, news)
+            _write_outcomes(spool, outcomes)
 
 
 def _outcomes(spool: int) -> dict[str, Any]:
     return read_object(layout.CARRIED_FILE, spool) or {}
 
 
-def _write_outcomes(spool: int, news: dict[str, Any]) -> None:
-    replace_file(layout.CARRIED_FILE, spool, encoded(news))
+def _write_outcomes(spool: int, outcomes: dict[str, Any]) -> None:
+    replace_file(layout.CARRIED_FILE, spool, encoded(outcomes))
 
 
-def _with_news(data: bytes, news: dict[str, Any]) -> bytes:
+def _with_outcomes(data: bytes, outcomes: dict[str, Any]) -> bytes:
     """The content of rank.json with the outcome of its traces and copies."""
     document = json.loads(data)
-    if "window" in news:
-        document["window"] = {**(document.get("window") or {}), **news["window"]}
+    if "window" in outcomes:
+        document["window"] = {**(document.get("window") or {}), **outcomes["window"]}
     for capture in document.get("captures") or []:
-        capture.update((news.get("captures") or {}).get(str(capture.get("number")), {}))
-    if news.get("errors"):
+        capture.update((outcomes.get("captures") or {}).get(str(capture.get("number")), {}))
+    if outcomes.get("errors"):
         hook = document.setdefault("hook", {})
-        hook["errors"] = list(dict.fromkeys([*hook.get("errors", []), *news["errors"]]))
+        hook["errors"] = list(dict.fromkeys([*hook.get("errors", []), *outcomes["errors"]]))
     return encoded(document)
 
 
 _NAME = re.compile(r"^ddpdoctor-raw-([0-9a-f]{16})?-(\d+)-\w+$")
 HANDED_OVER = "handed-over"
-"""A file that marks a trace which another process is to compress."""
+"""A file that marks a trace to be compressed by another process."""
 _STALE_S = 24 * 3600.0
-"""No trace takes so long to save."""
+"""Age of a folder after which it is removed; saving a trace takes less."""
 
 
 class RawFolder:
@@ -249,9 +250,10 @@ class RawFolder:
         self.path = path
         by_handle = f"/proc/self/fd/{handle}"
         self.place = by_handle if os.path.isdir(by_handle) else path
-        """The path to write to: another user who owns the parent folder may rename entries in it."""
+        """The path to write to. By descriptor if possible, because another user who owns the parent folder may rename entries in
+        it."""
         self.handed_over = False
-        """Whether another process is to compress the trace, and to remove the folder."""
+        """Whether another process compresses the trace and removes the folder."""
         self._handle = handle
 
     @contextmanager
@@ -264,13 +266,12 @@ class RawFolder:
 
 @contextmanager
 def raw_folder(base: str, run_id: str | None) -> Iterator[RawFolder]:
-    """A new folder below ``base``, which is removed at the end of the block unless it was handed over. Raises
-    OSError."""
+    """Create a folder below ``base``; it is removed at the end of the block unless it was handed over. Raises OSError."""
     path = tempfile.mkdtemp(prefix=f"ddpdoctor-raw-{run_id or ''}-{os.getpid()}-", dir=base)
     handed_over = False
     try:
         with private_folder(path) as handle:
-            raw, writing = RawFolder(path, handle), Writing(handle)
+            raw, writing = RawFolder(path, handle), WriterMark(handle)
             try:
                 yield raw
             finally:
@@ -282,11 +283,8 @@ def raw_folder(base: str, run_id: str | None) -> Iterator[RawFolder]:
 
 
 def clear_raw_folders(bases: Iterable[str], run_id: str | None) -> None:
-    """Remove what killed ranks left: those of the run ``run_id``, and any that is a day old. Never raises.
-
-    Only folders of this user's own count, and only files in them; those that were handed over only once the spool is gone
-    that says so.
-    """
+    """Remove folders left by killed ranks: those of the run ``run_id``, and any that is a day old. Never raises. Only this user's
+    folders count. One that was handed over is removed only after the spool that refers to it is gone."""
     for base in bases:
         try:
             names = [name for name in os.listdir(base) if _NAME.match(name)]
@@ -308,10 +306,10 @@ def _clear(folder: str, run_id: str | None) -> None:
         names = os.listdir(handle)
         if HANDED_OVER in names and glob.glob(own_roots_pattern(found.group(1))):
             return
-        # The process that handed it over does not write to it any more.
+        # The process that handed it over no longer writes to it.
         state = State.OVER if HANDED_OVER in names else writer_in(handle).state
-        aged = state is not State.WRITING and last_change_s(handle) < time.time() - _STALE_S
-        if aged or (of_this_run and state is State.OVER):
+        is_stale = state is not State.WRITING and last_change_s(handle) < time.time() - _STALE_S
+        if is_stale or (of_this_run and state is State.OVER):
             for name in names:
                 os.unlink(name, dir_fd=handle)
             os.rmdir(folder)

@@ -1,16 +1,14 @@
-"""A page of memory in which a rank counts its steps, and when its last ones ended; the launcher's hang monitor needs nothing
-else of the rank's spool.
+"""A page of shared memory with a rank's step count and the ends of its last steps.
 
-It is made with the spool and given its storage at once, so that neither a full ``/dev/shm`` stops it later, nor the
-removal of the spool: a process that has opened it still reads the same page.
+It is the only part of the rank's spool that the launcher's hang monitor needs. It is created and allocated with the spool, so a full
+``/dev/shm`` does not affect it later. If the spool is removed, a process that has opened the page still reads it.
 
 ::
 
-    <spool>/heartbeat    one page: numbers of eight bytes, in the order of :class:`Beat`; from number 256 on, the ends of the
-                         last 256 steps, epoch ns, each at the number of the step that began then, modulo 256
+    <spool>/heartbeat    one page of 8-byte numbers: those of :class:`Beat` in order; from index 256 on, the ends of the last
+                         256 steps, epoch ns, each at the number of the step that began then, modulo 256
 
-A number is written by one store through a memoryview: of all ways to do so it is the one that takes least where the caches are
-cold, 2 us where ``struct.pack_into`` takes 6.
+A number is written by one store through a memoryview, which takes 2 us with cold CPU caches; ``struct.pack_into`` takes 6.
 """
 
 from __future__ import annotations
@@ -32,16 +30,16 @@ _BYTES = 4096
 _VERSION = 1
 _ALL = struct.Struct("=9q")
 STEPS_AT = 2
-"""Index of ``Beat.steps``; behind it ``Beat.step_end_ns``."""
+"""Index of ``Beat.steps``; ``Beat.step_end_ns`` follows."""
 WRITTEN_AT = 9
-"""Index of the number of steps that are in the step log."""
+"""Index of the number of steps in the step log."""
 _REPORTS_AT, _ENDED_AT, _SIGNAL_AT = 4, 7, 8
 ENDS_AT = 256
-"""Index of the first of the steps' ends."""
+"""Index of the first end of a step."""
 ENDS_MASK = 255
-"""What of a step's number says where among them the time is at which it began."""
+"""Mask of a step's number that gives the index, relative to ``ENDS_AT``, of the time at which it began."""
 MOST_STEPS = 10**15
-"""More than any rank finishes: a page with a larger number is damaged."""
+"""Upper limit of the step count; a page with a larger number is damaged."""
 
 
 class Beat(NamedTuple):
@@ -49,34 +47,36 @@ class Beat(NamedTuple):
 
     version: int
     began_ns: int
-    """When the recording began, epoch ns."""
+    """Start of the recording, epoch ns."""
     steps: int
-    """Finished so far."""
+    """Number of finished steps."""
     step_end_ns: int
-    """When the last one ended, epoch ns; 0 before the first."""
+    """End of the last step, epoch ns; 0 before the first."""
     reports: int
-    """How often the status thread has written the training thread's status."""
+    """Number of times the status thread has written the training thread's status."""
     own_bytes: int
-    """What that thread has written so far."""
+    """Bytes that thread has written."""
     own_faults: int
-    """Pages of memory that it was the first to touch."""
+    """Minor page faults of that thread."""
     ended: int
-    """One more than the steps after which the recording, or the process group, ended in order; 0 before."""
+    """1 + the number of steps after which the recording, or the process group, ended in order; 0 before that."""
     signal: int = 0
-    """At which faulthandler writes the stack of its first thread, 0 for none."""
+    """Signal at which faulthandler writes the stack of the first thread; 0 if none."""
 
     @property
     def in_order(self) -> bool:
-        """Whether the recording has ended in order, and neither a step nor another ``init_process_group`` has followed."""
+        """Whether the recording has ended in order, and no step or ``init_process_group`` has followed."""
         return self.ended == self.steps + 1
 
 
 class Heartbeat:
-    """The rank's side. The recorder writes ends of steps to ``numbers``; ``report_written`` is for the status thread. None raises."""
+    """The rank's side. The recorder writes ends of steps to ``numbers``; the status thread calls ``report_written``. No method
+    raises."""
 
     def __init__(self, spool: Spool) -> None:
         self.numbers: Any
-        """The page, by index. Without room for it nothing is counted: the hang monitor reports that it knows nothing of this rank."""
+        """The page, by index. Without room for it nothing is counted, and the hang monitor reports that it has no information on
+        this rank."""
         self._reports = self._bytes = 0
         try:
             self.numbers = spool.shared(HEARTBEAT_FILE, _BYTES)
@@ -86,33 +86,33 @@ class Heartbeat:
         self._write(0, _VERSION)
 
     def begin_step(self, number: int, at_ns: int) -> None:
-        """The step of this number begins at ``at_ns``, epoch ns, not where the one before ended."""
+        """Record the start of step ``number`` at ``at_ns``, epoch ns, if it differs from the end of the previous one."""
         self._write(ENDS_AT + (number & ENDS_MASK), at_ns)
 
     def written(self, steps: int) -> None:
-        """The first ``steps`` are in the step log."""
+        """Record that the first ``steps`` steps are in the step log."""
         self._write(WRITTEN_AT, steps)
 
     def times_ns(self, first: int, end: int) -> list[int]:
-        """Start and end of each of the steps from ``first`` on and before ``end``, at most the last 255, epoch ns, in pairs."""
+        """Start and end, epoch ns, of each step from ``first`` to before ``end``, alternating; at most the last 255 steps."""
         return _times_ns(self.numbers, first, end)
 
     def report_written(self, size: int, faults: int) -> None:
-        """The status thread has written ``size`` bytes; ``faults``: all page faults of the calling thread so far."""
+        """Record that the status thread has written ``size`` bytes; ``faults``: total page faults of the calling thread."""
         self._reports += 1
         self._bytes += size
         self._write(_REPORTS_AT, self._reports, self._bytes, faults)
 
     def set_signal(self, signal: int) -> None:
-        """faulthandler writes a stack at this signal, 0 for none."""
+        """Record the signal at which faulthandler writes a stack; 0 if none."""
         self._write(_SIGNAL_AT, signal)
 
     def end(self, steps: int) -> None:
-        """The recording ends in order, after so many steps."""
+        """Record the orderly end of the recording after ``steps`` steps."""
         self._write(_ENDED_AT, steps + 1)
 
     def reopen(self) -> None:
-        """The rank joins a process group again after it ended one: its recording goes on."""
+        """Record that the rank joins another process group and its recording continues."""
         self._write(_ENDED_AT, 0)
 
     def _write(self, at: int, *values: int) -> None:
@@ -120,7 +120,7 @@ class Heartbeat:
         try:
             for index, value in enumerate(values, at):
                 numbers[index] = value
-        except ValueError:  # the recording has ended, and the page is closed
+        except ValueError:  # the page is closed: the recording has ended
             self.numbers = [0] * (_BYTES // 8)
 
 
@@ -129,8 +129,8 @@ def _times_ns(numbers: Sequence[int], first: int, end: int) -> list[int]:
 
 
 def unwritten_steps(page: bytes, first: int) -> tuple[int, list[int]]:
-    """The steps that a page's content has and the step log has not, which has those before ``first``: the number of the first of them, and
-    their times as ``Heartbeat.times_ns`` gives them; no times if the content is damaged, or of a version that kept none."""
+    """The steps that are in a page's content and not in the step log, which has those before ``first``. Returns the number of the
+    first of them, and their times as of ``Heartbeat.times_ns``; no times if the content is damaged, or of a version that kept none."""
     numbers = memoryview(page).cast("q") if len(page) == _BYTES else [0]
     if numbers[0] != _VERSION:
         return first, []
@@ -144,14 +144,14 @@ def unwritten_steps(page: bytes, first: int) -> tuple[int, list[int]]:
 
 
 class HeartbeatReader:
-    """The reading side. Keeps the page open, also when the spool is removed."""
+    """The reading side. Keeps the page open even if the spool is removed."""
 
     def __init__(self, spool: str) -> None:
         self._spool = spool
         self._handle = -1
 
     def read(self) -> Beat | None:
-        """The numbers now; None if the rank has no such page, or not yet. Never raises."""
+        """The current numbers; None if the rank has no such page yet. Never raises."""
         try:
             if self._handle < 0:
                 with opened_spool(self._spool) as spool_fd:

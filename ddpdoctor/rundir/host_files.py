@@ -1,17 +1,17 @@
-"""Files in the root of a run's spools, for all processes of a host: the launcher's documents on ranks that stopped, status files of
-ranks before ``init_process_group``, and locks.
+"""Files in the root of a run's spools, shared by all processes of a host: the launcher's documents on ranks that stopped, status
+files of ranks before ``init_process_group``, and locks.
 
-The documents are written where the spools are, because the hang monitor must not wait for storage, and copied with the spools.
+The documents are written next to the spools, because the hang monitor must not wait for storage. They are copied with the spools.
 
 ::
 
     <root>/stall.json, ends.json, asked.json    the launcher's documents
-    <root>/unjoined-<rank>-<pid>                lines of JSON objects: a rank's status, when it began to join, how it ended; between
-                                                them what faulthandler wrote at the request signal
-    <root>/carrier, sentinel, metrics           locks, each held by at most one process of a host for a run: that of the process
-                                                that copies the ranks' records, of the hang monitor and of the metrics server
+    <root>/unjoined-<rank>-<pid>                JSON lines: a rank's status, when it began to join, how it ended; between them the
+                                                text that faulthandler wrote at the request signal
+    <root>/carrier, sentinel, metrics           locks, each held by at most one process per host and run: the process that copies
+                                                the ranks' records, the hang monitor, the metrics server
 
-Without a process that copies, each rank copies its own records.
+If no process copies, each rank copies its own records.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from .layout import ASKED_FILE, ENDS_FILE, STALL_FILE, host_directory
 
 _PREFIX = "unjoined-"
 _MOST_BYTES = 1 << 20
-"""The same limit as for the faults of a rank that has joined."""
+"""Upper limit of a status file; the same as for the faults of a rank that has joined."""
 
 
 @dataclass(frozen=True)
 class UnjoinedStatus:
-    """The content of one rank's file."""
+    """The content of one rank's status file."""
 
     about: dict[str, Any] = field(default_factory=dict)
-    """``rank``, ``world_size``, ``signal`` and ``handle`` of its faulthandler, ``joining_ns``, ``raised``; those
-    that are present, of any type."""
+    """Those present of ``rank``, ``world_size``, ``signal`` and ``handle`` of its faulthandler, ``joining_ns``, ``raised``; of any
+    type."""
     faults: str = ""
 
 
 def create_unjoined_file(root: str, rank: int) -> tuple[int, str]:
-    """Make the file of this process. Returns its descriptor and path. Raises OSError."""
+    """Create the status file of this process. Returns its descriptor and path. Raises OSError."""
     name = f"{_PREFIX}{rank}-{os.getpid()}"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     with owned.private_folder(root) as root_fd:
         handle = owned.open_file(name, root_fd, flags)
     with suppress(OSError):  # a file system without locks
-        owned.lock_now(handle)  # the kernel reports the holder in the pid namespace of the process that asks
+        owned.lock_now(handle)  # the kernel gives the holder's id in the reader's pid namespace
     return handle, os.path.join(root, name)
 
 
 def unjoined_file_holder(path: str) -> int | None:
-    """The process whose file this is, by its id in the caller's pid namespace, 0 if it cannot be seen from there;
-    None if no process holds it. Never raises."""
+    """The id, in the caller's pid namespace, of the process that holds a status file; 0 if it is not visible there; None if no
+    process holds it. Never raises."""
     try:
         with owned.private_folder(os.path.dirname(path)) as root_fd:
             return owned.lock_holder(os.path.basename(path), root_fd)
@@ -68,7 +68,7 @@ def append_unjoined(handle: int, /, **about: Any) -> None:
 
 
 def unjoined_files(root: str) -> list[tuple[int, int, str]]:
-    """Rank, process id and path of each such file, sorted. Never raises."""
+    """Rank, process id and path of each status file, sorted. Never raises."""
     try:
         with owned.private_folder(root) as root_fd:
             names = os.listdir(root_fd)
@@ -83,7 +83,7 @@ def unjoined_files(root: str) -> list[tuple[int, int, str]]:
 
 
 def read_unjoined(path: str) -> UnjoinedStatus:
-    """Read a rank's file; empty without one. Never raises."""
+    """Read a rank's status file; empty if there is none. Never raises."""
     try:
         with owned.private_folder(os.path.dirname(path)) as root_fd:
             data = owned.read_file(os.path.basename(path), root_fd)[-_MOST_BYTES:]
@@ -104,13 +104,13 @@ def read_unjoined(path: str) -> UnjoinedStatus:
 
 
 def remove_unjoined_file(path: str) -> None:
-    """Remove the file. Never raises."""
+    """Remove a status file. Never raises."""
     with suppress(OSError), owned.private_folder(os.path.dirname(path)) as root_fd:
         os.unlink(os.path.basename(path), dir_fd=root_fd)
 
 
 def is_unjoined_file(name: str) -> bool:
-    """Whether a file of this name in a root is such a file."""
+    """Whether ``name`` is that of a status file."""
     return name.startswith(_PREFIX)
 
 
@@ -118,8 +118,7 @@ HOST_DOCUMENTS = (STALL_FILE, ENDS_FILE, ASKED_FILE)
 
 
 def host_document(root: str, name: str) -> dict[str, Any]:
-    """A document that another launcher of this host has written; empty if there is none, or it is not this user's
-    own. Never raises."""
+    """Read a document written by another launcher of this host; empty if there is none, or it is another user's. Never raises."""
     try:
         with owned.private_folder(root) as root_fd:
             return owned.read_object(name, root_fd) or {}
@@ -128,15 +127,14 @@ def host_document(root: str, name: str) -> dict[str, Any]:
 
 
 def keep_host_document(root: str, name: str, document: dict[str, Any]) -> None:
-    """Write ``document`` in place of the one of that ``name``, for the host that its ``host`` names. Raises OSError."""
+    """Write ``document`` under ``name``; its field ``host`` gives the host. Raises OSError."""
     owned.make_private_folder(root)
     with owned.private_folder(root) as root_fd:
         owned.replace_file(name, root_fd, owned.encoded(document))
 
 
 def copy_host_documents(root: str, run: str, known: dict[str, int] | None = None) -> None:
-    """Copy the documents below ``root`` to the folders of their hosts. ``known`` remembers what earlier calls
-    copied. Raises OSError."""
+    """Copy the documents in ``root`` to the folders of their hosts. ``known`` holds what earlier calls copied. Raises OSError."""
     with owned.private_folder(root) as root_fd:
         for name in HOST_DOCUMENTS:
             try:
@@ -157,28 +155,28 @@ def copy_host_documents(root: str, run: str, known: dict[str, int] | None = None
 
 _COPIER = "carrier"
 HANG_MONITOR = "sentinel"
-"""File of the lock of the process that watches for hangs."""
+"""Lock file of the hang monitor."""
 METRICS_SERVER = "metrics"
-"""File of the lock of the process that serves metrics."""
+"""Lock file of the metrics server."""
 
 
 class HostLock:
-    """An exclusive lock on ``file`` in the root of a run's spools; by default that of the process which copies them."""
+    """An exclusive lock on ``file`` in the root of a run's spools; by default that of the process that copies them."""
 
     def __init__(self, root: str, file: str = _COPIER) -> None:
         self._root, self._file = root, file
         self._handle = -1
 
     def take(self) -> bool:
-        """Take the lock. True if this process holds it now, also from before; False if another process does, or the
-        root cannot be used."""
+        """Take the lock. Returns True if this process holds it, also from before; False if another process does, or the root cannot
+        be used."""
         try:
             with owned.private_folder(self._root) as root_fd:
                 if self._handle >= 0 and owned.file_identity(self._handle) == owned.identity_of(
                     self._file, root_fd
                 ):
                     return True
-                # The file was removed: other processes would not find the lock.
+                # The file was removed, so other processes would not find the lock.
                 self.release()
                 handle = owned.open_file(self._file, root_fd, os.O_RDWR | os.O_CREAT)
                 if owned.lock_now(handle):

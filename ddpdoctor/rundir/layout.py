@@ -1,7 +1,7 @@
-"""Names, schema identifiers and places of the files in a run directory, and the run that a directory, and a spool, belongs to.
+"""Names, schema identifiers and paths of the files in a run directory, and the run to which a directory or spool belongs.
 
-A path does not identify a run: after it was deleted, another one can have the same path while records of the first, or its ranks
-themselves, still exist.
+A path does not identify a run: after it was deleted, another run may have the same path while records or ranks of the first still
+exist.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MEMORY_FILE = "memory.jsonl"
 WORKERS_FILE = "workers.jsonl"
 TRACE_FILE = "trace.json.gz"
 MOST_CAPTURES = 20
-"""Profiler windows of one recording that may be requested while the job runs."""
+"""Upper limit of the profiler windows of one recording that may be requested while the job runs."""
 FLIGHT_FILE = "flight.json"
 PROGRESS_FILE = "progress.json"
 STANDING_FILE = "standing.json"
@@ -48,29 +48,27 @@ REPORT_FILE = "report.html"
 HANDOVER_FILE = "trace.handover"
 CARRIED_FILE = "carried.json"
 ASIDE = ".copied"
-"""Behind the name of a document that is being copied."""
+"""Suffix of a document that is being copied."""
 DOCUMENTS = frozenset([RANK_FILE, FLIGHT_FILE, ENDING_FILE])
 STOP_FILES = frozenset([PROGRESS_FILE, STANDING_FILE, HANG_FLIGHT_FILE, FAULTS_FILE])
-"""Status files. They stay in the spool, where the launcher reads them even if the run directory's storage hangs."""
+"""Status files. They stay in the spool, where the launcher can read them even if the run directory's storage hangs."""
 QUESTION_FILE = "question"
 STACKS_QUESTION, STACKS_FILE = "stacks.question", "stacks.json"
 CAPTURE_ORDER, CAPTURE_ANSWER = "capture.order", "capture.json"
 QUESTIONS = frozenset([QUESTION_FILE, STACKS_QUESTION, STACKS_FILE, CAPTURE_ORDER, CAPTURE_ANSWER])
-"""Requests to a rank, see :mod:`.requests`, and those answers that stay in the spool."""
+"""Requests to a rank (see :mod:`.requests`), and the answers that stay in the spool."""
 
 _MANIFEST_HEAD = 1 << 12
-"""Bytes that hold its schema, which stands first."""
+"""Bytes at the beginning of the manifest that contain its schema."""
 _MOST_REPEATS = 1_000_000
-"""Recordings of one rank in a run: restarts, and further jobs of the same command."""
+"""Upper limit of the recordings of one rank in a run: restarts, and further jobs of the same command."""
 _MOST_PID_DIGITS = 9
 _RANK_DIRECTORY = re.compile(r"^([0-9]{5,9})(?:\.([0-9]{1,6}))?$")
 
 
 def is_run_directory(path: str) -> bool:
-    """Whether ``path`` is a folder that ``ddpdoctor run`` made (also one whose launcher was killed early).
-
-    Other tools' folders may contain a ``manifest.json`` or ``ranks`` too, so its content is checked.
-    """
+    """Whether ``path`` is a folder created by ``ddpdoctor run``, also if its launcher was killed early. Other tools' folders may
+    also contain ``manifest.json`` or ``ranks``, so the content is checked."""
     with suppress(OSError, ValueError), reading(os.path.join(path, MANIFEST_FILE)) as manifest:
         if b"ddpdoctor" in manifest.read(_MANIFEST_HEAD):
             return True
@@ -84,16 +82,16 @@ def is_run_directory(path: str) -> bool:
 
 
 class RunsBelow(NamedTuple):
-    """What run directories a folder is or holds."""
+    """The run directories that a folder is or contains."""
 
     runs: list[str]
     """Sorted."""
     errors: list[OSError]
-    """Of folders that cannot be listed, in which there may be more."""
+    """Errors of folders that cannot be listed; they may contain more."""
 
 
 def run_directories(path: str) -> RunsBelow:
-    """Those at or below ``path``; links to folders are not followed."""
+    """Find the run directories at or below ``path``. Links to folders are not followed."""
     if is_run_directory(path):
         return RunsBelow([path], [])
     found: list[str] = []
@@ -109,13 +107,13 @@ class FilesBelow(NamedTuple):
     """The files in a folder and below it."""
 
     files: list[str]
-    """All that is no folder, sorted."""
+    """Everything that is not a folder, sorted."""
     errors: list[OSError]
-    """Of folders that cannot be listed."""
+    """Errors of folders that cannot be listed."""
 
 
 def files_below(path: str) -> FilesBelow:
-    """The files in the folder ``path`` and below, but for those with a hidden name; links to folders are not followed."""
+    """Find the files in the folder ``path`` and below, except hidden ones. Links to folders are not followed."""
     found: list[str] = []
     errors: list[OSError] = []
     for parent, folders, names in os.walk(path, onerror=errors.append):
@@ -125,7 +123,7 @@ def files_below(path: str) -> FilesBelow:
 
 
 def closed_folders(errors: Sequence[OSError]) -> list[str]:
-    """The sentence on folders that cannot be listed, see :class:`FilesBelow`; none without any."""
+    """A sentence about folders that cannot be listed (see :class:`FilesBelow`), in a list; [] if there are none."""
     if not errors:
         return []
     reasons = [(error.strerror or str(error)).lower() for error in errors]
@@ -136,8 +134,8 @@ def closed_folders(errors: Sequence[OSError]) -> list[str]:
 
 
 def is_recorded_file(path: str) -> bool:
-    """Whether ``path``, without links, is one of a run directory's recorded files, or lies where those do; its
-    diagnosis and report are not."""
+    """Whether ``path``, without links, is a recorded file of a run directory or in the same folders; its diagnosis and report are
+    not."""
     parts = os.path.abspath(path).split(os.sep)
     for length in range(len(parts) - 1, 0, -1):
         if parts[length] in ("hosts", "ranks") or (
@@ -155,7 +153,7 @@ def host_directory(run: str, host: str) -> str:
 
 
 def claim_rank_directory(run: int, rank: int) -> str:
-    """Make a new folder for this rank's recording in an open run directory, never one that exists, and return its name.
+    """Create a new folder for this rank's recording in an open run directory, and return its name. Never uses an existing one.
     Raises OSError."""
     with suppress(FileExistsError):
         os.mkdir("ranks", dir_fd=run)
@@ -173,23 +171,23 @@ def claim_rank_directory(run: int, rank: int) -> str:
 
 
 def capture_file(number: int) -> str:
-    """Name of the trace of such a window, which are numbered from 1."""
+    """Name of the trace of requested window ``number``, from 1."""
     return f"trace.{number}.json.gz"
 
 
 def handover_file(number: int) -> str:
-    """Name of the file by which a window's trace is handed over; 0 is the first window, which needs no request."""
+    """Name of the handover file of a window's trace; 0 is the first window, which is not requested."""
     return f"trace.{number}.handover" if number else HANDOVER_FILE
 
 
 def parse_rank_directory(name: str) -> tuple[int, int] | None:
-    """(rank, repeat) from the name of a folder below ``ranks/``, or None where it is something else."""
+    """(rank, repeat) from the name of a folder below ``ranks/``; None if it has another form."""
     found = _RANK_DIRECTORY.match(name)
     return (int(found.group(1)), int(found.group(2) or 0)) if found else None
 
 
 def parse_spool_name(path: str) -> tuple[int, int] | None:
-    """(rank, process id in its own namespace) from the path of a spool, ``RANK[.REPEAT]-PID``, or None where it is something else."""
+    """(rank, process id in its own namespace) from the path of a spool, ``RANK[.REPEAT]-PID``; None if it has another form."""
     name, _, pid = os.path.basename(path).rpartition("-")
     rank = parse_rank_directory(name)
     return None if rank is None or not pid.isdecimal() or len(pid) > _MOST_PID_DIGITS else (rank[0], int(pid))
@@ -202,21 +200,20 @@ _LONGEST = 1 << 14
 
 @contextmanager
 def opened_spool(spool: str) -> Iterator[int]:
-    """A descriptor of a spool, which is in a root of this user's own. Raises OSError, UntrustedFileError."""
+    """Open a spool, which must be in a root of this user. Raises OSError, UntrustedFileError."""
     root, name = os.path.split(spool)
     with private_folder(root) as root_fd, private_folder(name, root_fd) as spool_fd:
         yield spool_fd
 
 
 def target_of(spool: str) -> str:
-    """The rank's folder in the run directory that a spool was made for; ``RUN/ranks`` where it has none yet. Raises
-    OSError."""
+    """The rank's folder in the run directory for which a spool was created; ``RUN/ranks`` if it has none yet. Raises OSError."""
     with opened_spool(spool) as spool_fd:
         return read_target(spool_fd)
 
 
 def read_target(spool: int) -> str:
-    """The same of an open spool. Raises OSError, UntrustedFileError."""
+    """Like ``target_of``, for an open spool. Raises OSError, UntrustedFileError."""
     target = os.fsdecode(read_file(TARGET_FILE, spool)[:_LONGEST])
     ranks = target if is_unclaimed(target) else os.path.dirname(target)
     named = is_unclaimed(target) or parse_rank_directory(os.path.basename(target)) is not None
@@ -226,7 +223,7 @@ def read_target(spool: int) -> str:
 
 
 def is_unclaimed(target: str) -> bool:
-    """Whether a rank has no folder in the run directory yet."""
+    """Whether the rank has no folder in the run directory yet."""
     return os.path.basename(target) == _RANKS
 
 
@@ -241,15 +238,15 @@ def run_of(target: str) -> str:
 
 
 RUN_ID = "run_id"
-"""Name of the field in the manifest and in each launcher's record."""
+"""Name of the field in the manifest and in the records of launchers."""
 _IN_ROOT = re.compile(r"^ddpdoctor-\d+-\d+-([0-9a-f]{16})(?:-\w{8})?$")
 
 _known: dict[str, tuple[tuple[int, ...], str | None]] = {}
-"""By path of a manifest: the file that was read, and the id in it."""
+"""Cache by path of a manifest: identity of the file that was read, and the id in it."""
 
 
 class OtherRunError(OSError):
-    """The run directory is that of another run by now."""
+    """The run directory now belongs to another run."""
 
 
 def new_run_id() -> str:
@@ -258,36 +255,35 @@ def new_run_id() -> str:
 
 
 def run_id(run: str) -> str | None:
-    """The id in a run directory's manifest, or, where that cannot be read, in a launcher's record."""
+    """The id in a run directory's manifest or, if that cannot be read, in a launcher's record."""
     manifest = read_json(os.path.join(run, MANIFEST_FILE), [])
     if manifest is not None:
-        return _valid(manifest)
+        return _valid_id(manifest)
     for parent, _, names in os.walk(os.path.join(run, "hosts")):
         for name in sorted(names):
             if name.startswith("launch-") and name.endswith(".json"):
-                found = _valid(read_json(os.path.join(parent, name), []) or {})
+                found = _valid_id(read_json(os.path.join(parent, name), []) or {})
                 if found is not None:
                     return found
     return None
 
 
-def _valid(document: dict[str, Any]) -> str | None:
+def _valid_id(document: dict[str, Any]) -> str | None:
     found = document.get(RUN_ID)
     return found if isinstance(found, str) and re.fullmatch(r"[0-9a-f]{16}", found) else None
 
 
 def id_of_root(root: str) -> str | None:
-    """The id of the run whose spools lie in ``root``; None where it was made for a run without one."""
+    """The id of the run whose spools are in ``root``; None if that run has no id."""
     found = _IN_ROOT.match(os.path.basename(root))
     return found.group(1) if found else None
 
 
 def refuse_other_run(run: str, known_id: str | None) -> None:
-    """Raises OtherRunError where the run directory is known to be of another run than ``known_id``: its manifest says so,
-    or says nothing.
+    """Raise OtherRunError if the run directory's manifest names another run than ``known_id``, or none.
 
-    Cheap enough for each copy: the manifest is only read again when it has changed. A directory without one is where ranks
-    recorded on a host that has no launcher.
+    Cheap enough for every copy: the manifest is read again only if it has changed. A directory without one is accepted: its ranks
+    ran on a host without a launcher.
     """
     if known_id is None:
         return

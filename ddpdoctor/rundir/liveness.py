@@ -1,24 +1,23 @@
-"""Whether a process still writes to a folder in memory or temporary storage: the spool of a rank, or its uncompressed trace.
+"""Determines whether a process still writes to a folder in memory or temporary storage: a rank's spool or uncompressed trace.
 
-The process holds a record lock on a file there for its life, which the kernel releases, and a document says which process that
-is. Neither is enough alone: a job that closes all its descriptors loses the lock, and a process id means nothing in another
-namespace, or once it was given to another process.
+The process holds a record lock on a file there until it ends, and a document identifies the process. Neither is enough alone: a
+job that closes all its descriptors loses the lock, and a process id is meaningless in another namespace or after it was reused.
 
 =======  ==========================================================================================  =========
-lock     what else is known                                                                          state
+lock     other evidence                                                                              state
 =======  ==========================================================================================  =========
-held     anything: also a zombie's other threads hold it, and processes of any namespace             WRITING
-free     its own process, of this pid namespace, runs: id and start time are the same                WRITING
-free     that process has ended, is a zombie, or its id is another process's                         OVER
-free     of another namespace, but was seen here while it held the lock: as the two rows above       as above
-free     the writer said so itself, ten seconds ago                                                  OVER
-free     it ran on this host before its last start (by the host's name and its boot id)              OVER
+held     any (a process of any namespace, or other threads of a zombie, may hold it)                 WRITING
+free     its process, of this pid namespace, runs: id and start time are the same                    WRITING
+free     that process has ended, is a zombie, or its id was reused                                   OVER
+free     of another namespace, but was seen here while it held the lock                              as above
+free     the writer recorded its end, more than ten seconds ago                                      OVER
+free     it ran on this host before the last boot (by the host's name and its boot id)               OVER
 free     of another namespace and never seen, another host, or no document                           UNKNOWN
 =======  ==========================================================================================  =========
 
-A spool whose writer is UNKNOWN counts as over once the launcher of its run has closed the manifest and nothing in it
-has changed for a minute, or nothing has for a day: a launcher killed with its ranks, as with a container, closes no
-manifest (:func:`is_over`).
+A spool whose writer is UNKNOWN counts as over if the launcher of its run has closed the manifest and nothing in the spool has
+changed for a minute, or if nothing has changed for a day: a launcher that is killed with its ranks, for example with their
+container, closes no manifest (:func:`is_over`).
 """
 
 from __future__ import annotations
@@ -40,12 +39,11 @@ LOCK_FILE = "writer"
 SEEN_FILE = "writer.seen"
 WRITER_FILES = frozenset([WRITER_FILE, LOCK_FILE, SEEN_FILE])
 QUIET_S = 60.0
-"""A rank that trains touches its spool more often: a step's line every few seconds, or where it is once a second."""
+"""Seconds. A rank that trains writes to its spool more often: a line per step every few seconds, or once a second its status."""
 GONE_S = 24 * 3600.0
-"""Seconds. A running rank writes more often; one that was suspended for long still holds its lock."""
+"""Seconds. A running rank writes more often, and one that was suspended for long still holds its lock."""
 CLOSED_S = 10.0
-"""Seconds that a rank's last records stay after the end of its recording, because the hang monitor looks once a
-second."""
+"""Seconds that a rank's last records are kept after its recording's end, because the hang monitor checks once a second."""
 
 
 class State(Enum):
@@ -55,16 +53,15 @@ class State(Enum):
 
 
 class Writer(NamedTuple):
-    """Who writes to a folder."""
+    """The writer of a folder."""
 
     state: State
     pid: int
-    """Its process id in the caller's pid namespace; 0 where it is not known there."""
+    """Its process id in the caller's pid namespace; 0 if unknown."""
 
 
 def boot_id() -> str | None:
-    """The id of this start of the machine: two machines may share a name, but not this id or a clock; None if
-    unknown."""
+    """The boot id of this machine; None if unknown. Unlike a host name, it is unique."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as source:
             return source.read(64).strip()
@@ -73,7 +70,7 @@ def boot_id() -> str | None:
 
 
 def pid_namespace() -> int:
-    """The number of this process's pid namespace, 0 where unknown: only within one do process ids mean something."""
+    """The number of this process's pid namespace; 0 if unknown. Process ids are valid only within a namespace."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -81,7 +78,7 @@ def pid_namespace() -> int:
 
 
 def started(pid: int) -> int | None:
-    """When a process of this namespace began, in the kernel's ticks; None where there is none, or it has ended."""
+    """Start of a process of this namespace, in the kernel's ticks; None if there is none, or it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as source:
             fields = source.read().rpartition(b")")[2].split()
@@ -90,7 +87,7 @@ def started(pid: int) -> int | None:
         return None
 
 
-class Writing:
+class WriterMark:
     """Marks this process as the writer of a folder, until ``end``."""
 
     def __init__(self, folder: int) -> None:
@@ -105,12 +102,11 @@ class Writing:
         owned.replace_file(WRITER_FILE, folder, owned.encoded(self._document))
         self._handle = owned.open_file(LOCK_FILE, folder, os.O_RDWR | os.O_CREAT)
         self._file = owned.file_identity(self._handle)
-        with suppress(OSError):  # a file system without locks: only the process itself shows it
+        with suppress(OSError):  # a file system without locks: only the process id counts
             owned.lock_now(self._handle)
 
     def is_in(self, folder: int) -> bool:
-        """Whether the marks are still in ``folder`` and the lock is held; a job that closes all descriptors loses
-        it."""
+        """Whether the marks are still in ``folder`` and the lock is held. A job that closes all descriptors loses it."""
         held = owned.file_identity(self._handle) == self._file
         return (
             held
@@ -119,35 +115,38 @@ class Writing:
         )
 
     def end(self, folder: int | None = None) -> None:
-        """Mark in ``folder`` that this process does not write any more. Never raises."""
+        """Record in ``folder`` that this process no longer writes. Never raises."""
         if folder is not None:
             with suppress(OSError):
                 owned.replace_file(
                     WRITER_FILE, folder, owned.encoded({**self._document, "closed_ns": time.time_ns()})
                 )
-        # The job may have closed all files it did not know, and the number be one of its own now.
+        # The job may have closed all files that it did not open; the descriptor may be one of the job's now.
         if owned.file_identity(self._handle) == self._file:
             os.close(self._handle)
         self._file = None
 
 
 def writer_in(folder: int) -> Writer:
-    """Who writes to an open folder, by the table above. Raises OSError where it cannot be read."""
+    """The writer of an open folder, by the table above. Raises OSError if it cannot be read."""
     known, own_namespace = owned.read_object(WRITER_FILE, folder), pid_namespace()
-    in_reach = known is not None and (known.get("namespace"), known.get("boot")) == (own_namespace, boot_id())
-    if known is not None and in_reach and known.get("pid") == os.getpid():
-        # Who opens the lock's file and closes it again loses the lock.
+    is_reachable = known is not None and (known.get("namespace"), known.get("boot")) == (
+        own_namespace,
+        boot_id(),
+    )
+    if known is not None and is_reachable and known.get("pid") == os.getpid():
+        # Opening and closing the lock's file would lose the lock.
         pid = os.getpid()
     else:
         holder = owned.lock_holder(LOCK_FILE, folder)
         if holder is not None:
-            if holder and not in_reach:
+            if holder and not is_reachable:
                 _note_seen(folder, holder, own_namespace)
             return Writer(State.WRITING, holder)
         if known is None:
             return Writer(State.UNKNOWN, 0)
-        if not in_reach:
-            return _out_of_reach(folder, known, own_namespace)
+        if not is_reachable:
+            return _unreachable_writer(folder, known, own_namespace)
         pid = known.get("pid") or 0
     if _marked_ended(known):
         return Writer(State.OVER, pid)
@@ -164,8 +163,8 @@ def _marked_ended(known: dict[str, Any]) -> bool:
     return isinstance(closed_ns, int) and time.time_ns() - closed_ns > CLOSED_S * 1e9
 
 
-def _out_of_reach(folder: int, known: dict[str, Any], own_namespace: int) -> Writer:
-    """The writer is of another namespace, host or start of the host, and holds no lock."""
+def _unreachable_writer(folder: int, known: dict[str, Any], own_namespace: int) -> Writer:
+    """Handle a writer of another namespace, host or boot that holds no lock."""
     if _marked_ended(known):
         return Writer(State.OVER, 0)
     if known.get("boot") != boot_id():
@@ -178,11 +177,10 @@ def _out_of_reach(folder: int, known: dict[str, Any], own_namespace: int) -> Wri
 
 
 def _note_seen(folder: int, pid: int, own_namespace: int) -> None:
-    """Note the process id, in this pid namespace, of a writer of another namespace, for when it no longer holds its
-    lock."""
+    """Record the process id, in this pid namespace, of a writer of another namespace, for when it no longer holds its lock."""
     seen = {"namespace": own_namespace, "pid": pid, "started": started(pid)}
     if seen["started"] is not None and owned.read_object(SEEN_FILE, folder) != seen:
-        with suppress(OSError):  # its memory is full: the next look tries again
+        with suppress(OSError):  # storage is full: retried at the next check
             owned.replace_file(SEEN_FILE, folder, owned.encoded(seen))
 
 
@@ -196,8 +194,7 @@ def writer_of(spool: str) -> Writer:
 
 
 def is_over(spool: str) -> bool:
-    """Whether no process will write to a spool again, which two sources must confirm; see the table above. Never
-    raises."""
+    """Whether no process will write to a spool again, confirmed by two sources (see the table above). Never raises."""
     try:
         with opened_spool(spool) as spool_fd:
             state = writer_in(spool_fd).state
@@ -214,21 +211,21 @@ def is_over(spool: str) -> bool:
 
 
 def last_change_s(folder: int) -> float:
-    """When something in an open folder was last written, epoch seconds. Raises OSError."""
+    """Time of the last write in an open folder, epoch seconds. Raises OSError."""
     with os.scandir(folder) as entries:
         times = [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
     return max([os.fstat(folder).st_mtime, *times])
 
 
 _CLOCK_S = 60.0
-"""How far the clock may have been set since a process wrote when it began, before its process id counts as reused."""
+"""Tolerance for changes of the clock since a process recorded its start, s. If the difference is larger, its process id was reused."""
 
 
 def is_running(document: Mapping[str, Any]) -> bool | None:
-    """Whether the process runs that a manifest, a launcher's record or ``rank.json`` is about. None if that cannot be known: another
-    machine, another boot, another pid namespace, or a document that does not say which. Never raises.
+    """Whether the process of a manifest, a launcher's record or ``rank.json`` runs. Never raises.
 
-    One that has ended and was not waited for does not run, nor does one whose id another process has now.
+    None if unknown: another machine, boot or pid namespace, or a document without this information. Zombies do not count as
+    running, nor does a process that has reused the id.
     """
     pid, this_boot = document.get("pid"), (socket.gethostname(), boot_id(), pid_namespace())
     of_this_boot = all(this_boot) and tuple(map(document.get, ("host", "boot", "pid_namespace"))) == this_boot

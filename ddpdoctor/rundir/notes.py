@@ -1,11 +1,11 @@
-"""Notes: what a reader of a diagnosis should know about a recording, each one a sentence with a code.
+"""Notes about a recording for the reader of a diagnosis, each one a sentence with a code.
 
-The sentence is for people; code decides by the note's code::
+The sentence is shown to users; code uses the note's code::
 
     Note("No GPU telemetry: NVML Shared Library Not Found (NVML).", NoteCode.NO_GPU)
 
-In files a note is its sentence, and its code is next to it (``docs/formats.md``). Recordings made before there were
-codes have the sentence alone: :func:`recorded_notes` gives those the code that they would have today.
+Files contain the sentences and, in a parallel list, the codes (``docs/formats.md``). Older recordings have only the
+sentences; :func:`recorded_notes` adds the codes that they would have today.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from enum import Enum
 
 
 class NoteCode(str, Enum):
-    """What follows from a note."""
+    """The consequence of a note."""
 
     TOLD = "told"
     """No consequence: the sentence is only shown."""
     UNREADABLE = "unreadable"
-    """A file or folder of the recording is there and cannot be read: where nothing was recorded, that is why."""
+    """A file or folder of the recording exists but cannot be read, which explains why its data are missing."""
     NO_RANK = "no_rank"
-    """The launcher saw no rank record anything, and says why."""
+    """No rank recorded anything; the launcher gives the reason."""
     NO_GPU = "no_gpu"
-    """A host has no GPU whose readings can be taken: they are not missed if the job uses none."""
+    """A host has no GPU that can be read. Its readings are not reported as missing if the job uses no GPU."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """One sentence, what follows from it, and the ranks that it is about (none: all, or no rank in particular)."""
+    """A sentence, its code, and the ranks that it is about (empty: all, or no rank in particular)."""
 
     text: str
     code: NoteCode = NoteCode.TOLD
@@ -50,10 +50,8 @@ class Note:
 
 
 def recorded_notes(texts: Sequence[str], codes: Sequence[str]) -> list[Note]:
-    """The notes of a file that has ``texts``, and ``codes`` one for one; of a recording without codes these are [].
-
-    A code that only a later version knows is one of those from which nothing follows here.
-    """
+    """The notes from a file's ``texts`` and ``codes``, one code per text; ``codes`` is [] in older recordings. A code of a later
+    version that is unknown here has no consequence."""
     if len(codes) != len(texts):
         return [Note(text, _code_before_codes(text)) for text in texts]
     known = {code.value: code for code in NoteCode}
@@ -61,7 +59,7 @@ def recorded_notes(texts: Sequence[str], codes: Sequence[str]) -> list[Note]:
 
 
 _BEGINNINGS = {"No GPU telemetry: ": NoteCode.NO_GPU, "no rank was recorded: ": NoteCode.NO_RANK}
-"""How sentences began that launchers wrote before they wrote codes. Never to be added to."""
+"""Beginnings of the sentences that launchers wrote before there were codes. Do not add to it."""
 
 
 def _code_before_codes(text: str) -> NoteCode:

@@ -1,8 +1,8 @@
-"""Opens folders and files of this user's own so that no other user can replace them.
+"""Opens this user's folders and files so that no other user can replace them.
 
-Memory-backed storage and temporary folders are open to every user of a machine: another user who knows a name can
-create it first, as a link, a pipe or a folder. So each is opened relative to a descriptor of its folder, no link is
-followed, and the opened file is checked, not the name.
+Memory-backed storage and temporary folders are open to every user of a machine. Another user who knows a name can create it
+first, as a link, a pipe or a folder. So each file is opened relative to its folder's descriptor, no link is followed, and the
+opened file is checked rather than the name.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 _OTHERS = 0o077
-"""Bits of a folder's mode that let other users in."""
+"""Mode bits that give other users access to a folder."""
 _MOST_PARTS = 4096
-"""Of a path, with all that its links lead over."""
+"""Upper limit of the components of a path, including those of the links in it."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LOCK = struct.Struct("@hhqqi0q")
-"""``struct flock`` of Linux: kind, whence, start, length, process id."""
+"""Linux's ``struct flock``: kind, whence, start, length, process id."""
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""Without O_NONBLOCK, opening a pipe waits for its other end."""
+"""Without O_NONBLOCK, opening a pipe blocks until its other end is opened."""
 
 
 class UntrustedFileError(OSError):
-    """The file or folder belongs to another user, is open to others, or is no plain file or folder."""
+    """The file or folder belongs to another user, is accessible to others, or is not a plain file or folder."""
 
 
 def _refuse(path: str, why: str) -> UntrustedFileError:
@@ -38,8 +38,8 @@ def _refuse(path: str, why: str) -> UntrustedFileError:
 
 @contextmanager
 def private_folder(path: str, dir_fd: int | None = None) -> Iterator[int]:
-    """A descriptor of a folder that is this user's and that no other user may enter; ``path`` is relative to the
-    descriptor ``dir_fd`` if one is given. Raises OSError, UntrustedFileError."""
+    """Open a folder that belongs to this user and is not accessible to others, relative to ``dir_fd`` if given. Raises OSError,
+    UntrustedFileError."""
     with folder(path, dir_fd) as handle:
         status = os.fstat(handle)
         if status.st_uid != os.geteuid():
@@ -51,7 +51,7 @@ def private_folder(path: str, dir_fd: int | None = None) -> Iterator[int]:
 
 @contextmanager
 def folder(path: str, dir_fd: int | None = None, links: bool = False) -> Iterator[int]:
-    """A descriptor of a folder, which is no link unless ``links``. Raises OSError."""
+    """Open a folder; a link to one only if ``links``. Raises OSError."""
     handle = os.open(path, _FOLDER | (0 if links else os.O_NOFOLLOW), dir_fd=dir_fd)
     try:
         yield handle
@@ -60,7 +60,7 @@ def folder(path: str, dir_fd: int | None = None, links: bool = False) -> Iterato
 
 
 def make_private_folder(path: str, dir_fd: int | None = None) -> None:
-    """Make a folder that no other user may enter; an existing one must be so already. Raises OSError,
+    """Create a folder that is not accessible to other users; an existing one must meet that condition. Raises OSError,
     UntrustedFileError."""
     try:
         os.mkdir(path, 0o700, dir_fd=dir_fd)
@@ -70,7 +70,7 @@ def make_private_folder(path: str, dir_fd: int | None = None) -> None:
 
 
 def open_file(name: str, dir_fd: int | None, flags: int, mode: int = 0o600) -> int:
-    """A descriptor of a plain file in a folder, with no other name elsewhere. Raises OSError, UntrustedFileError."""
+    """Open a plain file in a folder. It must have no other hard link. Raises OSError, UntrustedFileError."""
     handle = os.open(name, flags | _NO_LINK, mode, dir_fd=dir_fd)
     try:
         status = os.fstat(handle)
@@ -85,14 +85,15 @@ def open_file(name: str, dir_fd: int | None, flags: int, mode: int = 0o600) -> i
 
 
 def read_file(name: str, dir_fd: int, start: int = 0) -> bytes:
-    """The bytes of a plain file from ``start`` on. Raises OSError, UntrustedFileError."""
+    """Read a plain file from ``start`` on. Raises OSError, UntrustedFileError."""
     with open(open_file(name, dir_fd, os.O_RDONLY), "rb") as source:
         source.seek(start)
         return source.read()
 
 
 def read_object(name: str, dir_fd: int) -> dict[str, Any] | None:
-    """The JSON object in a plain file; None where there is no such file, or something else in it. Raises OSError, UntrustedFileError."""
+    """Read the JSON object in a plain file; None if there is no such file or it contains anything else. Raises OSError,
+    UntrustedFileError."""
     try:
         found = json.loads(read_file(name, dir_fd))
     except (FileNotFoundError, ValueError, RecursionError):
@@ -101,16 +102,15 @@ def read_object(name: str, dir_fd: int) -> dict[str, Any] | None:
 
 
 def encoded(document: Any) -> bytes:
-    """A document as JSON."""
+    """Encode a document as JSON."""
     return json.dumps(document, separators=(",", ":"), default=str).encode()
 
 
 def replace_file(name: str, dir_fd: int | None, data: bytes, mode: int = 0o600) -> None:
-    """Replace the file ``name`` as a whole, relative to ``dir_fd`` if one is given. Raises OSError; ``name`` then is
-    as before."""
+    """Replace the file ``name`` as a whole, relative to ``dir_fd`` if given. Raises OSError; ``name`` is then unchanged."""
     temporary = f"{name}.{os.getpid()}.tmp"
     with suppress(FileNotFoundError):
-        os.unlink(temporary, dir_fd=dir_fd)  # of an earlier process with the same id, or planted
+        os.unlink(temporary, dir_fd=dir_fd)  # left by an earlier process with this id, or by another user
     try:
         with open(open_file(temporary, dir_fd, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
             out.write(data)
@@ -122,11 +122,8 @@ def replace_file(name: str, dir_fd: int | None, data: bytes, mode: int = 0o600) 
 
 
 def is_own(handle: int) -> bool:
-    """Whether an open folder is of the user whom a file made there by us would belong to.
-
-    That is this user, but on file systems that give all files to one user (NFS with ``all_squash``, FUSE, vfat); there a
-    file is made to see.
-    """
+    """Whether an open folder has the owner that a file created there by this process would have. That is this user, except on file
+    systems that assign all files to one user (NFS with ``all_squash``, FUSE, vfat). There, a file is created to find out."""
     owner = os.fstat(handle).st_uid
     if owner == os.geteuid():
         return True
@@ -143,22 +140,22 @@ def is_own(handle: int) -> bool:
 
 
 def is_own_folder(path: str) -> bool:
-    """Whether the folder at ``path`` is of this user, as far as the file system tells users apart, and is not
-    writable for all users. Raises OSError."""
+    """Whether the folder at ``path`` is this user's, as far as the file system distinguishes users, and not writable for all users.
+    Raises OSError."""
     with folder(path, links=True) as handle:
         return is_own(handle) and not os.fstat(handle).st_mode & stat.S_IWOTH
 
 
 def resolve_own_links(path: str | os.PathLike[str]) -> str:
-    """An absolute ``path`` behind all links, in folders and in the last place. Raises OSError where one of them, or a pipe, is
-    another user's, who may have planted it, say in /tmp."""
+    """Resolve all links in ``path``, including the last component, to an absolute path. Raises OSError if a link or pipe on the way
+    belongs to another user, who may have placed it, e.g. in /tmp."""
     resolved, rest = os.sep, _parts(os.fspath(path))
     for _ in range(_MOST_PARTS):
         if not rest:
             return resolved
         resolved, rest = os.path.join(resolved, rest[0]), rest[1:]
         try:
-            # One call returns both its kind and its target: it may be replaced before the next.
+            # A single open gives both kind and target; between two calls it could be replaced.
             handle = os.open(resolved, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
@@ -181,10 +178,8 @@ def _parts(path: str) -> list[str]:
 
 
 def lock_now(handle: int) -> bool:
-    """Lock an open file; False where another process has. Raises OSError.
-
-    A record lock belongs to a process: unlike with flock(2), a child forked meanwhile does not inherit it.
-    """
+    """Lock an open file. Returns False if another process holds the lock. Raises OSError. A record lock belongs to a process:
+    unlike with flock(2), a forked child does not inherit it."""
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -195,11 +190,11 @@ def lock_now(handle: int) -> bool:
 
 
 def lock_holder(name: str, dir_fd: int) -> int | None:
-    """Which process holds the lock of a file in a folder, by its id in this pid namespace, 0 where it has none there; None where
-    none does, or there is no such file. Raises OSError.
+    """The process that holds the lock of a file in a folder, by its id in this pid namespace, 0 if it has none there. None if no
+    process holds it, or there is no such file. Raises OSError.
 
-    The lock is queried and never taken: of two processes that try to take it, each would look like its holder to the
-    other. For a process that does not hold it: closing the file would lose it.
+    The lock is queried, not taken: two processes that try to take it would each look like the holder to the other. Must not be
+    called by the holder, because closing the file would release the lock.
     """
     try:
         handle = open_file(name, dir_fd, os.O_RDONLY)
@@ -214,17 +209,17 @@ def lock_holder(name: str, dir_fd: int) -> int | None:
 
 
 def unlock(handle: int) -> None:
-    """Give the lock of an open file back."""
+    """Release the lock of an open file."""
     fcntl.lockf(handle, fcntl.LOCK_UN)
 
 
 def file_identity(handle: int) -> tuple[int, int] | None:
-    """The identity of the file behind a descriptor, which may have been reused since; None if there is none."""
+    """The identity of the file of a descriptor, which may have been reused since; None if it is closed."""
     try:
         status = os.fstat(handle)
     except OSError as error:
         if error.errno is None:
-            raise  # by a handler of a signal, in the midst of this
+            raise  # raised by a signal handler
         return None
     return status.st_dev, status.st_ino
 
@@ -235,6 +230,6 @@ def identity_of(name: str, dir_fd: int) -> tuple[int, int] | None:
         status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     except OSError as error:
         if error.errno is None:
-            raise  # by a handler of a signal, in the midst of this
+            raise  # raised by a signal handler
         return None
     return status.st_dev, status.st_ino

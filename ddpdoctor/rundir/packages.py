@@ -1,7 +1,5 @@
-"""Whose code a line is: packages that many jobs use and do not change. Of a line in one of them and a line outside, reports show the job's
-own. And the lines in what Python's faulthandler writes: the stacks of all threads, Python's first thread last, and before a crash which
-signal it was.
-"""
+"""Classifies files by path: packages that many jobs use and do not change, and the job's own code, whose lines reports prefer. Also
+parses faulthandler's output: the stacks of all threads, Python's first thread last, and the signal before a crash."""
 
 from __future__ import annotations
 
@@ -29,25 +27,25 @@ TRAINING_LOOPS = {
     "pytorch_lightning": frozenset(("fit", "validate", "test", "predict", "_evaluation_step")),
     "transformers": frozenset(("train", "evaluate", "predict")),
 }
-"""Functions of these packages, without their class, that run a whole loop and call the user's hooks and callbacks from it, or that tell
-an evaluation's hooks from those of the training."""
+"""Functions (without their class) of these packages that run a whole loop and call the user's hooks and callbacks from it, or whose
+frame distinguishes hooks called in an evaluation from those called in training."""
 
 _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]([^/\\.]+)", re.DOTALL)
 
 
 LIBRARY = re.compile(r".*[/\\](site-packages|dist-packages|lib(?:64)?[/\\]python[\d.]+)[/\\]", re.DOTALL)
-"""The beginning of the path of a file of an installed package or of Python's own, with the folder that they lie in."""
-_OURS = re.compile(r".*[/\\]ddpdoctor[/\\]hook[/\\]", re.DOTALL)
+"""Beginning of the path of a file of an installed package or of Python itself, with the folder that contains them."""
+_HOOK = re.compile(r".*[/\\]ddpdoctor[/\\]hook[/\\]", re.DOTALL)
 
 
 def is_library(file: str) -> bool:
-    """Whether a file, by its path, is no part of the user's program: of an installed package, Python's own,
-    generated, or of what records the job."""
-    return file.startswith("<") or LIBRARY.match(file) is not None or _OURS.match(file) is not None
+    """Whether a file, by its path, is not part of the user's program: it belongs to an installed package, to Python or to the hook,
+    or is generated."""
+    return file.startswith("<") or LIBRARY.match(file) is not None or _HOOK.match(file) is not None
 
 
 def is_well_known(file: str) -> bool:
-    """Whether ``file`` lies in such a package, as it is installed."""
+    """Whether ``file`` belongs to an installed package of ``WELL_KNOWN``."""
     found = _INSTALLED.match(file)
     return found is not None and found.group(1) in WELL_KNOWN
 
@@ -63,11 +61,11 @@ TextFrame = tuple[str, int, str]
 
 _FATAL, _ASKED, _CURRENT = "Fatal Python error", "Stack (most recent call first):", "Current thread 0x"
 _TIMEOUT = "Timeout ("
-"""Written by a timer, with all stacks, in recordings of earlier versions."""
+"""Written by a timer, with all stacks; only in recordings of earlier versions."""
 _THREAD = re.compile(r"^(?:(?:Current thread|Thread) 0x[0-9a-f]+|Stack \()[^\n]*\n", re.MULTILINE)
 _FRAME = re.compile(r'^\s+File "([^"\n]+)", line (\d{1,9}) in (.+)$', re.MULTILINE)
 _MOST_FUNCTION = 60
-"""Letters of a function's name in a sentence."""
+"""Upper limit of the characters of a function's name in a sentence."""
 
 _FATAL_SIGNALS = {
     "Aborted": signal.SIGABRT,
@@ -76,17 +74,18 @@ _FATAL_SIGNALS = {
     "Illegal instruction": signal.SIGILL,
     "Segmentation fault": signal.SIGSEGV,
 }
-"""The names that faulthandler writes before the signal ends the process."""
+"""faulthandler's names of fatal signals."""
 
 
 def fatal_signal(text: str) -> int | None:
-    """The signal that ended a process, by what faulthandler wrote last; None where it wrote of none."""
+    """The signal that ended a process, from faulthandler's last text; None if it reported none."""
     words = text[text.rfind(_FATAL) + len(_FATAL) :].split("\n", 1)[0] if _FATAL in text else ""
     return _FATAL_SIGNALS.get(words.removeprefix(": "))
 
 
 def says_gil_is_held(text: str) -> bool:
-    """Whether the last text was written at the request signal: Python's threads would have answered, or removed it."""
+    """Whether the last text was written at the request signal, which shows that the GIL is held: otherwise Python threads would
+    have answered or removed it."""
     return max(text.rfind(_ASKED), text.rfind(_TIMEOUT)) > text.rfind(_FATAL)
 
 
@@ -97,30 +96,30 @@ def first_thread(text: str) -> list[TextFrame]:
 
 
 def faulting_thread(text: str) -> list[TextFrame]:
-    """The stack of the training thread, innermost frame first: of the thread with the fault, or, if it was written
-    because a thread held the GIL, of the first one."""
+    """The stack of the training thread, innermost frame first: of the thread with the fault, or of the first thread if the text was
+    written because the GIL was held."""
     begin = max(map(text.rfind, (_FATAL, _ASKED, _TIMEOUT)))
     if begin < 0:
         return []
     last = text[begin:]
     current = last.rfind(_CURRENT)
-    # None where the text ends in the middle of this thread's first line.
+    # Empty if the text ends within this thread's first line.
     threads = _THREAD.split(last[current:])[1:] if current >= 0 and not says_gil_is_held(text) else []
     stack = _frames_in(threads[0]) if threads else []
-    # A thread that is none of Python's has none.
+    # A thread not created by Python has no Python stack.
     return stack or first_thread(last)
 
 
 def innermost_frame(text: str, *, or_library: bool = False) -> TextFrame | None:
-    """The innermost frame of the job's own code in Python's first thread; None without one, or, with ``or_library``,
-    the innermost frame of any code."""
+    """The innermost frame of the job's own code in Python's first thread; with ``or_library``, otherwise that of any code. None if
+    there is none."""
     stack = first_thread(text)
     own = [frame for frame in stack if not is_library(frame[0])]
     return next(iter(own or (stack if or_library else [])), None)
 
 
 def innermost_line(text: str, *, or_library: bool = False) -> str:
-    """The same as ``train.py:12 (main)``; "" for none."""
+    """Like ``innermost_frame``, as ``train.py:12 (main)``; "" if there is none."""
     found = innermost_frame(text, or_library=or_library)
     if found is None:
         return ""

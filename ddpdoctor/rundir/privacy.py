@@ -1,9 +1,9 @@
-"""What of the job's environment may be written: an allow-list of variables, and text and command lines without secrets.
+"""Masks secrets in what is recorded: an allow-list of environment variables, and masked text and command lines.
 
-Tokens are recognised without their context, most by a prefix of their service, and credentials in URLs: before the host, and webhooks,
-which are secrets as a whole. The forms are from the services' own pages and gitleaks' rules (https://github.com/gitleaks/gitleaks,
-MIT), without their lengths where a prefix suffices: a service may lengthen its tokens. Each form fails, where it does, within a bounded
-number of letters or begins only where a word begins, so that a text is read in linear time.
+Tokens are recognized without context, most by the prefix of their service. In URLs, credentials before the host are masked, and
+the paths of webhooks, which are secret as a whole. The forms are from the services' documentation and gitleaks' rules
+(https://github.com/gitleaks/gitleaks, MIT), without token lengths if a prefix suffices, because services change them. Each form fails
+within a bounded number of characters or starts only at the beginning of a word, so a text is read in linear time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FORMS = (
     # Code hosts and package registries.
     r"gh[pousr]_\w{16,}|github_pat_\w{16,}|GR1348941[\w-]{16,}|npm_[A-Za-z0-9]{20,}|pypi-AgE[\w-]{16,}|dckr_pat_[\w-]{16,}",
     r"gl(?:pat|dt|ft|soat|rt|cbt|imt|ptt|agent|oas|ffct|wt|rtr)-[\w.-]{16,}|ATATT3[\w=-]{16,}|ATBB[A-Za-z0-9]{24,}",
-    # Clouds, stores and secret keepers.
+    # Clouds, storage and secret managers.
     r"(?:AKIA|ASIA|ABIA|ACCA)[0-9A-Z]{12,}|AIza[\w-]{30,}|ya29\.[\w-]{16,}|GOCSPX-[\w-]{16,}|1//0[\w-]{20,}",
     r"[\w.~-]{3}\dQ~[\w.~-]{20,}|dapi[0-9a-f]{16,}(?:-\d+)?|do[por]_v1_[0-9a-f]{16,}|hv[sbr]\.[\w-]{16,}",
     r"[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{16,}|dp\.(?:pt|st|ct|sa|scim|audit)\.[\w.-]{16,}|pul-[0-9a-f]{32,}",
@@ -36,22 +36,22 @@ _FORMS = (
     r"[MNO][\w-]{22,27}\.[\w-]{6}\.[\w-]{25,}|mfa\.[\w-]{20,}|(?:SK|AC)[0-9a-f]{32}|SG\.[\w-]{16,}\.[\w-]{16,}",
     r"(?:sk|rk)_(?:live|test)_[A-Za-z0-9]{10,}|whsec_[A-Za-z0-9+/=]{16,}|key-[0-9a-f]{32}|[0-9a-f]{32}-us\d{1,2}",
     r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}|sq0(?:atp|csp|idp)-[\w-]{16,}|lin_api_\w{16,}|ntn_\w{20,}|secret_[A-Za-z0-9]{40,}",
-    # What begins with '{"' in base64: JSON Web Tokens, service accounts, logins of registries.
+    # Base64 of a text that begins with '{"': JSON Web Tokens, service accounts, registry logins.
     r"eyJ[\w+/=-]{12,}(?:\.[\w=-]*){0,4}",
     r"AGE-SECRET-KEY-1[0-9A-Z]{20,}",
 )
 _BEFORE = r"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[nrt]))"
-"""A token is a word of its own, also where an escape stands before it: "mask-rcnn-..." holds no key of OpenAI."""
+"""A token starts at a word boundary or after an escape sequence: "mask-rcnn-..." contains no key of OpenAI."""
 
 _ANYWHERE = r"hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
-"""What cannot be part of a word is known there too."""
+"""Forms that cannot be part of a word are recognized within words, too."""
 
 KNOWN_FORMS = re.compile(f"{_BEFORE}(?:{'|'.join(_FORMS)})|{_ANYWHERE}")
 
 PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z0-9 ]{0,40}-----|\Z)", re.DOTALL
 )
-"""PEM, OpenSSH and PGP, to the end of the text where the key has none."""
+"""PEM, OpenSSH and PGP; up to the end of the text if the key has no end line."""
 
 _CREDENTIAL = r"[\w.+/=~-]"
 SCHEME_WORD = re.compile(
@@ -59,26 +59,27 @@ SCHEME_WORD = re.compile(
     r"|(?<![\w.-])((?i:basic|token|digest|negotiate|apikey)[ \t]{1,8})"
     rf"(?![A-Za-z][a-z]*(?:[-./][a-z]+)*[.-]?(?!{_CREDENTIAL})){_CREDENTIAL}{{6,}}"
 )
-"""What follows the name of an HTTP authentication scheme; "basic training" and "unexpected token import" are prose."""
+"""Text after the name of an HTTP authentication scheme; not prose such as "basic training" and "unexpected token import"."""
 
 NETRC = re.compile(r"(\blogin[ \t\n]{1,8}[^\s]{1,256}[ \t\n]{1,8}password[ \t\n]{1,8})[^\s]+")
 
 LONG_RUN = re.compile(r"%[0-9A-Fa-f]{2}|\\[nrt]|[A-Za-z0-9+/_-]{20,}={0,2}")
-"""What random_parts_masked looks at; an escape before a run is none of its letters."""
+"""Candidates for ``random_parts_masked``. An escape sequence before a candidate is not part of it."""
 _PART = re.compile(r"[A-Za-z0-9+]{20,}={0,2}")
 _MIXED_PART = re.compile(r"[A-Za-z0-9_+-]{24,}={0,2}")
 _AWS_SECRET_LETTERS = 40
 _MIXED_SHARE = 0.42
-"""Random letters of base 62 change their kind (small, capital, digit) at 0.61 of their neighbours, words at 0.1 to 0.3."""
+"""Minimum share of neighbouring characters of different kind (lower case, upper case, digit). It is 0.61 in random base 62, 0.1 to
+0.3 in words."""
 _MOST_SEPARATORS = 0.1
-"""Of random base 64 one letter in 32 is one; Qwen2-VL-7B-Instruct-AWQ has one in 5."""
+"""Maximum share of separators: 1/32 in random base 64, 1/5 in Qwen2-VL-7B-Instruct-AWQ."""
 
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def random_parts_masked(found: re.Match[str], mask: str) -> str:
-    """A find of ``LONG_RUN`` with what is more like a key than like words replaced by ``mask``."""
+    """A match of ``LONG_RUN``, with the parts that resemble keys rather than words replaced by ``mask``."""
     run = found.group()
     if _COMMIT.fullmatch(run) and found.string[found.start() - 1 : found.start()] == "@":
         return run  # repository@commit
@@ -93,7 +94,7 @@ def _kind(letter: str) -> int:
 
 
 def _is_mixed(part: str) -> bool:
-    """Whether small letters, capitals and digits take turns as they do in random base 64."""
+    """Whether lower case, upper case and digits alternate as in random base 64."""
     kinds = [_kind(letter) for letter in part]
     changes = sum(kinds[at] != kinds[at - 1] for at in range(1, len(kinds)))
     words = kinds.count(3) > _MOST_SEPARATORS * len(part)
@@ -101,12 +102,8 @@ def _is_mixed(part: str) -> bool:
 
 
 def _is_random(part: str) -> bool:
-    """Whether a run of letters and digits is more like a key than like words: kinds alternate, and its
-    entropy is high.
-
-    3 bits a character is what 32 random hexadecimal digits hardly ever fall below, and prose without digits
-    is left alone.
-    """
+    """Whether a run of letters and digits resembles a key rather than words: letters and digits alternate, and its entropy is high.
+    32 random hexadecimal digits have hardly ever less than 3 bits per character. Prose without digits is not masked."""
     kinds = groupby(char.isdigit() for char in part if char.isalnum())
     changes = sum(1 for _ in kinds) - 1
     if changes < 3:
@@ -117,13 +114,13 @@ def _is_random(part: str) -> bool:
 
 
 _AFTER_SCHEME = re.compile(r"""://([^\s"'`<>|]+)""")
-"""Begun at its fixed part: a scheme before it is a word of any length."""
+"""Starts at the fixed part, because the scheme before it may have any length."""
 _WITHOUT_SCHEME = re.compile(r"""(?<![\w./:@+-])([\w.-]{1,64}:)[^\s@/"'`<>:=]{1,256}@(?=\w)(?!sha256)""")
-"""``user:password@host``, as drivers of databases and rsync take it."""
+"""``user:password@host``, as accepted by database drivers and rsync."""
 _WEBHOOK = re.compile(r"(?i:(?:^|/)hooks?\.[^/]+/|/(?:web)?hooks?(?:b2)?/|^maker\.ifttt\.com/)")
 """Slack, Discord, Teams, Mattermost, Zapier, GitLab and others with such paths."""
 _CONTAINER_BEFORE_AT = ("abfs", "abfss", "wasb", "wasbs")
-"""Schemes of Azure, in which a container's name stands before the ``@``."""
+"""Azure schemes in which a container name precedes the ``@``."""
 
 
 def mask_urls(text: str, mask: str) -> str:
@@ -139,7 +136,7 @@ def mask_urls(text: str, mask: str) -> str:
 
 def _mask_rest(rest: str, names_container: bool, mask: str) -> str:
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    # A password may hold a slash or an @; what follows the last one is then the host. A digest is none.
+    # A password may contain a slash or an @; the host then follows the last @. A digest is not a host.
     last = rest.rfind("@") if ":" in authority else -1
     at = authority.rfind("@") if rest.startswith("sha256:", last + 1) else max(authority.rfind("@"), last)
     if at >= 0 and not (names_container and ":" not in authority[:at]):
@@ -150,9 +147,9 @@ def _mask_rest(rest: str, names_container: bool, mask: str) -> str:
 
 MASK = "***"
 LONGEST_TEXT = 16_384
-"""Letters of one argument, variable or message that are kept; masking this many takes milliseconds."""
+"""Upper limit of the characters kept of one argument, variable or message. Masking that many takes milliseconds."""
 _LAST_WORD = 1024
-"""Letters at a cut in which the end of a word is looked for: half a token is not known as one."""
+"""Characters before a cut in which the start of the last word is searched, because half a token is not recognized."""
 
 _ALLOWED = re.compile(
     r"(NCCL|GLOO|TORCH|TORCHELASTIC|PYTORCH|UCX|FI|RCCL|ROCR|HIP|CUDA|CUDNN|CUBLAS|OMP|MKL|KMP|GOMP|OPENBLAS"
@@ -163,15 +160,13 @@ _ALLOWED = re.compile(
     r"|GITHUB_SHA|CI_COMMIT_SHA|GIT_COMMIT|BUILDKITE_COMMIT|CIRCLE_SHA1|BITBUCKET_COMMIT"
     r"|MASTER_ADDR|MASTER_PORT|MALLOC_CONF|LD_PRELOAD|PMIX_NAMESPACE|PMIX_RANK|MPI_LOCALRANKID|MPI_LOCALNRANKS"
 )
-"""Whole names of the variables that are recorded."""
+"""Full names of the recorded variables."""
 _HARMLESS = re.compile(r"[A-Za-z0-9_.,-]{0,10}")
-"""Too short for a known token, and without a name: most values of the environment."""
+"""Values too short for a known token and without a name; most environment variables."""
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that say how a job is set up (rank, threads, NCCL, scheduler's ids), secrets in them
-    masked.
-    """
+    """The variables that describe the job's setup (rank, threads, NCCL, scheduler ids), with secrets masked."""
     return {
         name: MASK
         if secretnames.names_secret(name)
@@ -184,9 +179,8 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def mask_text(text: str) -> str:
-    """``text`` with the values of secrets, every known form of a token, credentials in URLs and long random strings
-    replaced by ``***``; what is longer than ``LONGEST_TEXT`` is cut, with a mark.
-    """
+    """Mask the values of secrets, known forms of tokens, credentials in URLs and long random strings by ``***``. Text beyond
+    ``LONGEST_TEXT`` is cut, with a mark."""
     if _HARMLESS.fullmatch(text):
         return text
     kept, cut = _cut(text)
@@ -202,7 +196,7 @@ def mask_text(text: str) -> str:
 
 
 def _cut(text: str) -> tuple[str, str]:
-    """What is kept of a text, and the mark that says how much is not."""
+    """The kept part of a text, and a mark with the number of characters cut."""
     if len(text) <= LONGEST_TEXT:
         return text, ""
     words = re.split(r"[\s\"'&,;]", text[LONGEST_TEXT - _LAST_WORD : LONGEST_TEXT])
@@ -217,22 +211,21 @@ def _without_tokens(text: str) -> str:
 
 
 LEFT_OUT = "..."
-"""Stands for each argument beyond ``LONGEST_COMMAND``."""
+"""Replaces each argument beyond ``LONGEST_COMMAND``."""
 LONGEST_COMMAND = 16 * LONGEST_TEXT
-"""Letters of a command line that are kept: a list of ten thousand files is of no use to a reader."""
+"""Upper limit of the characters kept of a command line; a list of ten thousand files is of no use to a reader."""
 _ASSIGNED = re.compile(r"([\w.+~-]*\w)(=)")
 _SETTING = re.compile(r"[A-Za-z]\w*[._]\w[\w.]*")
-"""A name whose value is the next word: ``WANDB.API_KEY X`` of yacs, ``aws configure set aws_secret_access_key X``."""
+"""A name whose value is the next word: ``WANDB.API_KEY X`` (yacs), ``aws configure set aws_secret_access_key X``."""
 _OPTION_OF_TEXT = re.compile(r"-\w*c")
-"""What follows ``sh -c`` and ``python -c`` is a program, not a value."""
+"""The argument after ``sh -c`` or ``python -c`` is a program, not a value."""
 _INSIDE_PROGRAM = 64
-"""Words after a program's name in which its short option is looked for."""
+"""Number of words after a program's name in which its short option is searched."""
 
 
 def mask_command(command: Iterable[str]) -> list[str]:
-    """The command line with passwords, tokens and what looks like one replaced by ``***``; as many arguments
-    as before.
-    """
+    """The command line with passwords, tokens and text resembling them replaced by ``***``. The number of arguments does not
+    change."""
     masked: list[str] = []
     before = ""
     left = LONGEST_COMMAND
@@ -261,7 +254,7 @@ def _mask_argument(argument: str, before: str) -> str:
         return argument
     if _OPTION_OF_TEXT.fullmatch(before):
         return mask_text(argument)
-    # All of an argument is the value, also what stands after a space: --env=PASSWORD=two words
+    # The whole rest of an argument is the value, even after a space: --env=PASSWORD=two words
     position = 0
     while assigned := _ASSIGNED.match(argument, position):
         position = assigned.end()
@@ -272,13 +265,13 @@ def _mask_argument(argument: str, before: str) -> str:
 
 
 class _ShortOptions:
-    """The short options with a password of the program whose arguments are being read."""
+    """Masks the password options of the program whose arguments are being read."""
 
     def __init__(self) -> None:
         self._program, self._left, self._is_next, self._words = "", 0, False, ("", "")
 
     def masked(self, argument: str) -> str | None:
-        """``argument`` masked, None where it is none of these."""
+        """The masked ``argument``; None if it is no such option."""
         if self._is_next:
             self._is_next = False
             return MASK

@@ -1,5 +1,4 @@
-"""Reading a run directory: which ranks there are, and which recording of each belongs to the run under
-analysis."""
+"""Reads a run directory: finds its ranks, and chooses the recording of each that is analysed."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ _UNKNOWN_OF_RANK = "how this rank is set up is not known"
 _UNKNOWN_OF_HOST = "telemetry, and how ranks' processes ended, is not known"
 _UNSEEN_ON_HOST = "what its processors, memory and GPUs did is not known"
 _TRACES = f"{layout.TRACE_FILE.partition('.')[0]}."
-"""How files of profiler windows are named, those in a digest too."""
+"""Beginning of the names of profiler windows, including those in a digest."""
 _LONGEST_HEAD = 1 << 16
 _LONGEST_LINE = 4 << 20
-"""A step with 256 events, each of them a backward pass over a thousand buckets, is written in less."""
+"""Upper limit of a line: more than a step of 256 events, each a backward over a thousand buckets."""
 _MOST_PIECES = 64
-"""Of a line that is longer, which are passed over."""
+"""Upper limit of the pieces of a longer line that are skipped."""
 
 
 @dataclass(frozen=True)
@@ -38,20 +37,20 @@ class RankRecord:
     path: str
     rank: int
     info: dict[str, Any]
-    """What rank.json says; where it is missing, the host at most, if all the others are of one."""
+    """The content of rank.json. If it is missing, at most the host, if all other ranks have the same one."""
     repeat: int = 0
     """Number of this recording among those of the same rank."""
     spool: str | None = None
-    """Path of the spool with records of this rank that were not copied yet, None without any."""
+    """Path of the spool with records of this rank that were not copied yet; None if there is none."""
 
     @property
     def host(self) -> str:
-        """Host name, "" where unknown."""
+        """Host name; "" if unknown."""
         return str(self.info.get("host") or "")
 
     @property
     def attempt(self) -> int:
-        """Restart count of the elastic launcher, 0 for the first."""
+        """Restart count of the elastic launcher, from 0."""
         return int(self.info.get("attempt") or 0)
 
     @property
@@ -61,22 +60,23 @@ class RankRecord:
 
     @property
     def process(self) -> tuple[Any, ...]:
-        """Which process recorded it, as far as known. In containers, those of two starts of a job may have the same ids."""
+        """Identity of the recording process, as far as known. In containers, the processes of two starts of a job may have the same
+        ids."""
         run = os.path.dirname(os.path.dirname(self.path))
         return (run, *map(self.info.get, ("host", "boot", "pid_namespace", "pid")))
 
     @property
     def trace(self) -> str | None:
-        """Path of the profiler window, None where there is none."""
+        """Path of the trace of the profiler window; None if there is none."""
         return self._file(layout.TRACE_FILE)
 
     def capture(self, number: int) -> str | None:
-        """Path of a profiler window that was requested while the job ran, numbered from 1; None without one."""
+        """Path of the trace of requested window ``number``, from 1; None if there is none."""
         return self._file(layout.capture_file(number))
 
     def lines(self, name: str) -> Iterator[bytes]:
-        """Whole lines of a line file, with those that still wait in the spool; of one that is longer than any rank writes,
-        its last letter. Raises OSError."""
+        """Yield the complete lines of a line file, including those still in the spool. A line that is too long is replaced by an
+        empty line. Raises OSError."""
         path, cut, done = os.path.join(self.path, name), b"", 0
         if self.spool is None or os.path.lexists(path):
             with reading(path) as source:
@@ -85,15 +85,15 @@ class RankRecord:
                     if line.endswith(b"\n"):
                         yield line
                     elif len(line) == _LONGEST_LINE:
-                        yield _too_long(source)
+                        yield _skip_line(source)
                     else:
                         cut = line
                 done = source.tell() + shift
         rest = b"" if self.spool is None else uncopied_bytes(self.spool, name, done)
         yield from (line for line in (cut + rest).splitlines(keepends=True) if line.endswith(b"\n"))
 
-    def without(self, name: str, what: str) -> Note:
-        """The fault of the line file ``name`` that holds nothing of ``what``, in words without a point."""
+    def absence_note(self, name: str, what: str) -> Note:
+        """A note on why the line file ``name`` contains no ``what``, without a period."""
         path = os.path.join(self.path, name)
         try:
             empty = next(self.lines(name), None) is None and not os.path.getsize(path)
@@ -104,7 +104,7 @@ class RankRecord:
         return Note(f"{path} is empty" if empty else f"{path} holds no {what}")
 
     def is_cut(self, name: str) -> bool:
-        """Whether the line file ``name`` ends within a line, and nothing waits that would end it."""
+        """Whether the line file ``name`` ends within a line, and the spool does not continue it."""
         try:
             with reading(os.path.join(self.path, name)) as source:
                 return source.seek(-1, os.SEEK_END) >= 0 and source.read() != b"\n" and self.spool is None
@@ -113,7 +113,7 @@ class RankRecord:
 
     @property
     def has_window(self) -> bool:
-        """Whether there is anything by the name of a profiler window, or of its digest."""
+        """Whether there is any file with the name of a profiler window or of its digest."""
         try:
             return any(name.startswith(_TRACES) for name in os.listdir(self.path))
         except OSError:
@@ -125,14 +125,14 @@ class RankRecord:
 
     @property
     def recorded_bytes(self) -> int:
-        """Bytes of the step log as it was recorded, before any thinning, by which recordings of the same rank are weighed."""
+        """Bytes of the step log before thinning, by which recordings of the same rank are compared."""
         size = stream_end_of(os.path.join(self.path, layout.STEPS_FILE))
         return size + (0 if self.spool is None else len(uncopied_bytes(self.spool, layout.STEPS_FILE, size)))
 
 
-def _too_long(source: BinaryIO) -> bytes:
-    """Read on to the end of a line, and keep nothing of it: its decoder counts it as broken. If it does not end, as
-    in a file of holes, nothing after it is read either."""
+def _skip_line(source: BinaryIO) -> bytes:
+    """Skip the rest of a line. Returns an empty line, which decoders count as broken. If the line does not end, as in a file of
+    holes, the rest of the file is skipped, too."""
     for _ in range(_MOST_PIECES):
         line = source.readline(_LONGEST_LINE)
         if not line or line.endswith(b"\n"):
@@ -142,7 +142,7 @@ def _too_long(source: BinaryIO) -> bytes:
 
 
 class UnknownAttemptError(ValueError):
-    """A run has no attempt of this number."""
+    """The run has no attempt with this number."""
 
     def __init__(self, number: int, count: int) -> None:
         has = "no attempt of known identity" if count == 0 else f"{count} attempt{'s' if count > 1 else ''}"
@@ -151,7 +151,7 @@ class UnknownAttemptError(ValueError):
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A recorded run. ``ranks`` holds one recording of each rank: that of the chosen attempt, or of the one which recorded most."""
+    """A recorded run. ``ranks`` holds one recording per rank: of the requested attempt, or of the one that recorded most."""
 
     path: str
     manifest: dict[str, Any]
@@ -160,27 +160,29 @@ class RunDirectory:
     """Path of telemetry.jsonl by host."""
     notes: list[Note] = field(default_factory=list)
     recordings: list[RankRecord] = field(default_factory=list)
-    """All of them, of all attempts."""
+    """All recordings, of all attempts."""
 
     @classmethod
     def open(cls, path: str, attempt: int | None = None) -> RunDirectory:
-        """Read the manifest and the ranks' own descriptions. Missing or broken parts become ``notes``. ``attempt``: number, from 1, of the
-        attempt whose ranks to read. Raises UnknownAttemptError if there is none of this number."""
+        """Read the manifest and the ranks' descriptions. Missing or broken parts become ``notes``. ``attempt``: number, from 1, of
+        the attempt to read. Raises UnknownAttemptError if there is no such attempt."""
         return cls.open_all([path], attempt)[0]
 
     @classmethod
     def open_all(cls, paths: Sequence[str], attempt: int | None = None) -> list[RunDirectory]:
-        """As :meth:`open`, for the run directories of a job's hosts, or of its starts (:func:`.starts_of`), in order: the ranks of all are
-        of the same attempt, if the directories are of one job and no two of them hold the same rank of an attempt."""
+        """Like :meth:`open`, for the run directories of a job's hosts or starts (:func:`.starts_of`), in order. All use the same
+        attempt if the directories are of one job and no two of them hold the same rank of an attempt."""
         starts = starts_of([cls._read(path) for path in paths])
         opened = [run for start in starts for run in start]
         described = [[record for record in run.recordings if record.info] for run in opened]
         jobs = {record.attempt_key[0] for records in described for record in records}
-        held = [key for records in described for key in {(each.attempt_key, each.rank) for each in records}]
-        everything = [record for run in opened for record in run.recordings]
-        of_one_job = len(starts) > 1 or (len(jobs) == 1 and len(set(held)) == len(held))
+        recorded_ranks = [
+            key for records in described for key in {(each.attempt_key, each.rank) for each in records}
+        ]
+        all_recordings = [record for run in opened for record in run.recordings]
+        of_one_job = len(starts) > 1 or (len(jobs) == 1 and len(set(recorded_ranks)) == len(recorded_ranks))
         for run in opened:
-            run._choose(attempt, everything if of_one_job else run.recordings)
+            run._choose(attempt, all_recordings if of_one_job else run.recordings)
         return opened
 
     @classmethod
@@ -197,29 +199,29 @@ class RunDirectory:
         hosts = {record.host for record in chosen if record.info}
         for record in chosen:
             steps = os.path.join(record.path, layout.STEPS_FILE)
-            _say_schema(steps, _head_of(steps).get("schema"), layout.STEPS_SCHEMA, notes)
+            _note_schema(steps, _head_of(steps).get("schema"), layout.STEPS_SCHEMA, notes)
             if len(hosts) == 1 and not record.info:
                 record.info["host"] = next(iter(hosts))
-            notes += _unread(record)
+            notes += _unread_windows(record)
         self.ranks.extend(chosen)
         self.telemetry.update(_telemetry(self.path, self.manifest, notes))
 
 
 def read_manifest(run: str, notes: list[Note]) -> dict[str, Any]:
-    """The manifest of ``run`` without what no manifest can say; {} where it is missing or broken. Each is noted."""
+    """Read the manifest of ``run``, without invalid fields; {} if it is missing or broken. Problems are added to ``notes``."""
     file = os.path.join(run, layout.MANIFEST_FILE)
     return _read(file, MANIFEST, MANIFEST, layout.RUN_SCHEMA, _UNKNOWN_OF_JOB, notes) or {}
 
 
 def read_rank(folder: str, notes: list[Note]) -> dict[str, Any] | None:
-    """What a rank's folder says of it, without what no rank can say; None where that is missing or broken. Each is noted."""
+    """Read rank.json in a rank's folder, without invalid fields; None if it is missing or broken. Problems are added to ``notes``."""
     return _read(
         os.path.join(folder, layout.RANK_FILE), RANK, ("rank",), layout.RANK_SCHEMA, _UNKNOWN_OF_RANK, notes
     )
 
 
-def _unread(record: RankRecord) -> list[Note]:
-    """Which of a rank's profiler windows exist and are not read, as text."""
+def _unread_windows(record: RankRecord) -> list[Note]:
+    """Notes about a rank's profiler windows that exist and are not read."""
     try:
         with os.scandir(record.path) as entries:
             odd = [
@@ -228,7 +230,7 @@ def _unread(record: RankRecord) -> list[Note]:
                 if entry.name.startswith(_TRACES) and not entry.is_file(follow_symlinks=False)
             ]
     except OSError:
-        return []  # its files can be opened all the same, if they can
+        return []  # its files may still be readable
     return [
         Note(f"{path} is {what}: this rank's profiler window is not read.").of_rank(record.rank)
         for path, what in sorted(odd)
@@ -257,7 +259,7 @@ def _read_ranks(ranks: str, spools: dict[str, str], notes: list[Note]) -> list[R
         if name not in folders:
             notes.append(Note(f"{path} is not a folder: what this rank recorded is lost.").of_rank(rank))
             continue
-        if (refused := _refused(path, layout.RANK_FILE)) is not None:
+        if (refused := _lookup_error(path, layout.RANK_FILE)) is not None:
             notes.append(unreadable(path, refused, "what this rank recorded is not read").of_rank(rank))
             continue
         records.append(RankRecord(path, rank, _read_info(path, rank, spool, notes), repeat, spool))
@@ -282,8 +284,8 @@ def _read(
     lost: str,
     notes: list[Note],
 ) -> dict[str, Any] | None:
-    """The object in ``path`` as far as it is what ``schema`` says; the rest, and another version, become notes. None, with a note, where
-    there is none, it is of another kind, or names none and has none of the fields ``any_of``."""
+    """Read the object in ``path``, without invalid fields. Problems, including another version, are added to ``notes``. None, with
+    a note, if there is none, it is of another kind, or it names no schema and has none of the fields ``any_of``."""
     document = read_json(path, notes, lost)
     if document is None:
         return None
@@ -296,11 +298,11 @@ def _read(
     if foreign:
         notes.append(Note(f"{path} is not the document that ddpdoctor writes there ({why}): {lost}."))
         return None
-    _say_schema(path, found, schema, notes)
+    _note_schema(path, found, schema, notes)
     return fitting(document, fields, path, notes)
 
 
-def _say_schema(path: str, found: Any, known: str, notes: list[Note]) -> None:
+def _note_schema(path: str, found: Any, known: str, notes: list[Note]) -> None:
     if found is not None and found != known:
         notes.append(
             Note(
@@ -310,8 +312,7 @@ def _say_schema(path: str, found: Any, known: str, notes: list[Note]) -> None:
 
 
 def _head_of(path: str) -> dict[str, Any]:
-    """The first line of a JSON-lines file; {} where it is no object. The reader of the whole file reports what is
-    wrong."""
+    """The first line of a JSON-lines file; {} if it is not an object. The reader of the whole file reports problems."""
     try:
         with reading(path) as source:
             head, _ = parsed(source.readline(_LONGEST_HEAD))
@@ -321,7 +322,8 @@ def _head_of(path: str) -> dict[str, Any]:
 
 
 def _separate_equal_hostnames(records: list[RankRecord], notes: list[Note]) -> None:
-    """If machines share a name, as ``localhost``, let the ranks' host names differ: each machine has its own clock."""
+    """Make the ranks' host names differ if several machines have the same name, such as ``localhost``: each machine has its own
+    clock."""
     machines: dict[str, dict[str, int]] = {}
     for record in records:
         if boot := record.info.get("boot"):
@@ -340,8 +342,8 @@ def _separate_equal_hostnames(records: list[RankRecord], notes: list[Note]) -> N
 def _choose(
     records: list[RankRecord], of_job: list[RankRecord], number: int | None, notes: list[Note]
 ) -> list[RankRecord]:
-    """One recording per rank of a run directory's ``records``: those of the attempt with this ``number``, from 1, among the recordings
-    ``of_job``, or else of the one with most steps recorded; a note says which."""
+    """Choose one recording per rank from a run directory's ``records``: those of attempt ``number`` (from 1) of the recordings
+    ``of_job``, or of the attempt that recorded most. Adds a note about the choice."""
     attempts = attempts_of(of_job)
     if number is not None and not 1 <= number <= len(attempts):
         raise UnknownAttemptError(number, len(attempts))
@@ -368,8 +370,8 @@ def _choose(
     return sorted((record for record in records if record.path in paths), key=lambda record: record.rank)
 
 
-def _refused(folder: str, name: str) -> OSError | None:
-    """Why a file of this name in a folder cannot be looked for; None if it can."""
+def _lookup_error(folder: str, name: str) -> OSError | None:
+    """The error when looking up a file in a folder; None if it exists or is missing."""
     try:
         os.lstat(os.path.join(folder, name))
     except FileNotFoundError:
@@ -380,7 +382,7 @@ def _refused(folder: str, name: str) -> OSError | None:
 
 
 def _telemetry(run: str, manifest: Mapping[str, Any], notes: list[Note]) -> dict[str, str]:
-    """Path by the name of the host's folder. A file that is missing although the launcher sampled its host becomes a
+    """Path of telemetry.jsonl by the name of the host's folder. A file missing although the launcher sampled its host becomes a
     note."""
     hosts, found = os.path.join(run, "hosts"), {}
     own = os.path.basename(layout.host_directory(run, str(manifest.get("host") or "")))
@@ -395,8 +397,8 @@ def _telemetry(run: str, manifest: Mapping[str, Any], notes: list[Note]) -> dict
     for host in names:
         folder = os.path.join(hosts, host)
         path = os.path.join(folder, layout.TELEMETRY_FILE)
-        if (refused := _refused(folder, layout.TELEMETRY_FILE)) is not None:
-            notes.append(unreadable(folder, refused, _UNKNOWN_OF_HOST))
+        if (failure := _lookup_error(folder, layout.TELEMETRY_FILE)) is not None:
+            notes.append(unreadable(folder, failure, _UNKNOWN_OF_HOST))
         elif os.path.lexists(path):
             found[host] = path
         elif sampled and host == own:

@@ -1,14 +1,14 @@
-"""The processes of a run on this host (its launcher, and the ranks that record), read from memory and not from storage; and requests to
-a rank, as files in its spool, which its status thread checks once a second.
+"""Finds the processes of a run on this host (its launcher, and the ranks that record) from memory-backed files, and sends requests to
+ranks: files in their spools, which the status threads check once a second.
 
 ::
 
-    <spool>/question          its status, requested by the launcher because no rank makes progress; the answer is ``standing.json``
-    <spool>/stacks.question   the same for ``ddpdoctor stacks``, also if ranks make progress; the answer is ``stacks.json``
-    <spool>/capture.order     a profiler window from a step on that all ranks reach later; the answer is ``capture.json``
+    <spool>/question          requests the status when no rank makes progress; the answer is ``standing.json``
+    <spool>/stacks.question   requests the status for ``ddpdoctor stacks``, also if ranks make progress; the answer is ``stacks.json``
+    <spool>/capture.order     requests a profiler window from a later step on; the answer is ``capture.json``
 
-Of a spool only its own user can have written them: it is opened as :mod:`.owned` says, and its content is checked.
-Nothing is sent through the job's process groups.
+Spools are opened by :mod:`.owned`, so only their own user can have written these files, and the content is checked. Nothing is
+sent through the job's process groups.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_ORDER_BYTES = 500
 _LAST_STEP = 1 << 53
 CAPTURE_SCHEMA = "ddpdoctor.capture/1"
 MOST_CAPTURE_STEPS = 64
-"""Steps of one capture: the profiler keeps all of it in the memory of the rank."""
+"""Upper limit of the steps of one capture, because the profiler keeps all of them in the rank's memory."""
 
 
 class CaptureRequest(NamedTuple):
@@ -45,19 +45,19 @@ class CaptureRequest(NamedTuple):
     request: int
     """Unique number of this request."""
     number: int
-    """Number of the window: its trace is ``trace.<number>.json.gz``."""
+    """Number of the window; its trace is ``trace.<number>.json.gz``."""
     first: int
     steps: int
 
 
 def ask(spool: str, number: int, question: str = layout.QUESTION_FILE) -> None:
-    """Write a request to the rank of this spool, with a ``number`` not used for it before. Raises OSError."""
+    """Write a request to the rank of this spool; ``number`` must not have been used for it before. Raises OSError."""
     with layout.opened_spool(spool) as spool_fd:
         replace_file(question, spool_fd, str(number).encode())
 
 
 def request_in(spool: str, question: str = layout.QUESTION_FILE) -> int:
-    """The number of the last request to the rank of this spool; 0 without one. Never raises."""
+    """The number of the last request to the rank of this spool; 0 if there is none. Never raises."""
     try:
         handle = open_file(os.path.join(spool, question), None, os.O_RDONLY)
     except OSError:
@@ -68,18 +68,18 @@ def request_in(spool: str, question: str = layout.QUESTION_FILE) -> int:
 
 
 def new_request() -> int:
-    """A number for a request, not reused for years."""
+    """Return a number for a request that does not recur for years."""
     return int(time.time() * 10) % _MOST_NUMBER + 1
 
 
 def request_capture(spool: str, order: CaptureRequest) -> None:
-    """Request a profiler window of the rank of this spool. Raises OSError."""
+    """Request a profiler window from the rank of this spool. Raises OSError."""
     with layout.opened_spool(spool) as spool_fd:
         replace_file(layout.CAPTURE_ORDER, spool_fd, encoded(order._asdict()))
 
 
 def capture_requested(spool: str) -> CaptureRequest | None:
-    """The requested window of the rank of this spool; None without one, or if the file is no request of this user's.
+    """The window requested from the rank of this spool; None if there is none, or the file is not a valid request of this user.
     Never raises."""
     if not os.path.lexists(os.path.join(spool, layout.CAPTURE_ORDER)):
         return None
@@ -89,10 +89,10 @@ def capture_requested(spool: str) -> CaptureRequest | None:
         found = json.loads(data) if len(data) <= _MOST_ORDER_BYTES else None
     except (OSError, ValueError, RecursionError):
         return None
-    return _checked(found)
+    return _valid_request(found)
 
 
-def _checked(found: Any) -> CaptureRequest | None:
+def _valid_request(found: Any) -> CaptureRequest | None:
     if not isinstance(found, dict) or set(found) != set(CaptureRequest._fields):
         return None
     if not all(isinstance(value, int) and not isinstance(value, bool) for value in found.values()):
@@ -108,8 +108,7 @@ def _checked(found: Any) -> CaptureRequest | None:
 
 
 def answer_of(spool: str, answer: str, request: int, since_ns: int | None = None) -> dict[str, Any] | None:
-    """The rank's answer to ``request``, or, with ``since_ns``, any answer since then; None without one. Never
-    raises."""
+    """The rank's answer to ``request`` or, with ``since_ns``, any answer since then; None if there is none. Never raises."""
     found = _document(spool, answer)
     if found is None or found.get("request") == request:
         return found
@@ -126,7 +125,7 @@ def _document(spool: str, name: str) -> dict[str, Any] | None:
 
 
 def delete_requests(spool: str, request: int, *names: str) -> None:
-    """Remove a request and its answer, unless another process has made a request since. Never raises."""
+    """Remove a request and its answer, unless another process has written a request since. Never raises."""
     for name in {
         layout.STACKS_QUESTION,
         layout.STACKS_FILE,
@@ -146,24 +145,23 @@ def delete_requests(spool: str, request: int, *names: str) -> None:
 
 @dataclass(frozen=True)
 class Present:
-    """A rank with a spool: it runs, or its spool has not been removed yet."""
+    """A rank with a spool: it runs, or its spool still exists."""
 
     rank: int
     pid: int
-    """In its own pid namespace."""
+    """Process id in its own pid namespace."""
     spool: str
 
     @property
     def progress(self) -> dict[str, Any] | None:
-        """The status it wrote within the last second; None while its steps take less than one. Never raises."""
+        """Its last status; None if its steps take less than a second. Never raises."""
         return document_in(self.spool, layout.PROGRESS_FILE, PROGRESS_SCHEMA, PROGRESS, [])
 
 
 def present_ranks(run: str) -> list[Present]:
-    """The ranks of this host, by rank; of several processes of one rank, as an elastic restart leaves them, the
-    newest. Never raises."""
+    """The ranks of this host, sorted; the newest process of each, because an elastic restart leaves several. Never raises."""
     found: dict[int, Present] = {}
-    for spool, _ in sorted(spools_of(run), key=lambda each: _age(each[0])):
+    for spool, _ in sorted(spools_of(run), key=lambda each: _created_s(each[0])):
         named = layout.parse_spool_name(spool)
         if named is not None:
             found[named[0]] = Present(*named, spool)
@@ -176,9 +174,11 @@ def living_ranks(run: str) -> list[Present]:
 
 
 def launcher_runs(run: str, manifest: Mapping[str, Any]) -> bool | None:
-    """Whether the launcher runs that wrote the manifest of a run; None if that cannot be known. A process id of
-    another pid namespace of this host means nothing; instead, the lock of the process that copies its ranks' records
-    is checked, if it is visible here. Never raises."""
+    """Whether the launcher that wrote the run's manifest is running; None if unknown. Never raises.
+
+    If it is in another pid namespace of this host, its process id is meaningless; the lock of the process that copies its ranks'
+    records is checked instead, if visible here.
+    """
     runs = is_running(manifest)
     if runs is None and manifest.get("host") == socket.gethostname():
         roots = list(filter(os.path.exists, roots_of(run)))
@@ -186,7 +186,7 @@ def launcher_runs(run: str, manifest: Mapping[str, Any]) -> bool | None:
     return runs
 
 
-def _age(spool: str) -> float:
+def _created_s(spool: str) -> float:
     try:
         return os.stat(spool).st_ctime
     except OSError:

@@ -1,8 +1,8 @@
-"""Which names of options, variables and headers hold a secret, as far as a name can say; and the values after such names in any text: in
-shell, JSON, YAML, TOML, headers, URLs.
+"""Recognizes names of options, variables and headers that hold a secret, and finds the values after such names in any text: shell, JSON,
+YAML, TOML, headers, URLs.
 
-A text is read in one pass from left to right. A name is read from its first letter only, and a value is read once, so that the work grows
-with the text and not with its square.
+A text is read in one pass from left to right. A name is matched only from its first character, and each value is read once, so the
+time is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -20,57 +20,57 @@ _SERVICE = re.compile(
     "wandb|openai|anthropic|comet|neptune|clearml|aws|azure|gcp|hf|huggingface|kaggle|git(?:hub|lab)|gh|ngc|nvidia|mlflow|slack"
     "|cohere|replicate|groq|mistral|gemini|google|dockerhub|pypi|minio|swanlab|roboflow|databricks|snowflake|tavily|runpod"
 )
-"""Before "key", "tok" or "api", or behind what it gives: kaggle_key, wandb_api, tokens.hf."""
+"""Services. Before "key", "tok" or "api", or after a word of ``_OF_SERVICE``: kaggle_key, wandb_api, tokens.hf."""
 _OF_SERVICE = re.compile("tokens?|toks?|keys?|secrets?|passwords?|pwd|pat|auth|creds?|login")
-"""Before the name of a service."""
+"""Words before the name of a service."""
 _KEY_WORD = re.compile(
     "api|access|private|secret|auth|account|encryption|enc|aes|crypto|ssh|licen[sc]e|signing|service|master|session|shared|app|application|admin|deploy"
     "|storage|hmac|client|webhook"
 )
-"""Before "key"."""
+"""Words before "key"."""
 _TOK_WORD = re.compile("api|access|auth|refresh|bearer|session|secret")
-"""Before "tok": alone that is a tokenizer's, as are most "tokens"."""
+"""Words before "tok". Alone, "tok" is a tokenizer's, as are most "tokens"."""
 _KEY_OF_DATA = re.compile(
     "sort|order|image|label|text|caption|audio|video|cache|group|primary|foreign|partition|input|output|target|data|dataset|sample"
     "|column|field|index|prompt|public|host|registry|config|state|metric|batch|feature|mr|rkey|map|dict|json"
 )
-"""Before "KEY" in a variable of the environment, all others of which are secrets."""
+"""Words before "KEY" in a variable that is not a secret; with any other word it is."""
 _PIN_WORD = re.compile("|user|card|sim|hsm|so|security|auth")
-"""Before "pin", or nothing: memory, threads and cores are pinned, too."""
+"""Words before "pin", or none. Memory, threads and cores are pinned, too."""
 _TOKEN_OF_TEXT = re.compile(
     "pad|bos|eos|unk|mask|sep|cls|image|img|video|audio|vision|special|stop|next|per|num|n|max|min|new|prompt|first"
     "|last|begin|end|start|think|response|instruction|system|assistant|placeholder|extra|additional|dist|register"
     "|class|patch|text|word|decoder|encoder|separator|forced|mark|prefix|suffix|middle|eot|eod|eom|trigger"
 )
-"""Before "token": what a language model reads, not what opens a door."""
-_RUN_TOGETHER = re.compile(
+"""Words before "token" that refer to tokens of a language model."""
+_JOINED_WORDS = re.compile(
     "[a-z]+(?:passwor[dt]|passwd|passphrase|passcode|secret|apikey|credential)s?"
     f"|(?:{_SERVICE.pattern}|{_KEY_WORD.pattern}|bot)(?:keys?|token|pass|pwd|pat)"
     "|(?:db|sql|pg|user|root|smtp|mail|ftp)(?:pass|pwd|pw)"
 )
-"""Two words written as one: PGPASSWORD, clientsecret, hftoken. No English word ends so, as "hotkey" and "compass" do."""
-_PASS_OF_WORK = re.compile("forward|backward|single|one|two|multi|num|n|first|second|low|high|band|max|per")
-"""Before "pass"."""
+"""Two words written as one: PGPASSWORD, clientsecret, hftoken. Excludes endings of English words such as "hotkey" and "compass"."""
+_DATA_PASS_WORD = re.compile("forward|backward|single|one|two|multi|num|n|first|second|low|high|band|max|per")
+"""Words before "pass" that refer to a pass over data."""
 _TWO_WORDS = (
     *("connection string", "webhook url", "hook url", "access signature", "key secret"),
     *("otp code", "mfa code", "pin code", "access code", "security code"),
     *("pass word", "pass phrase", "pass code"),
 )
-_SAYS_NOTHING = re.compile(r"\d+|value|string|str|base64|b|raw|plain|plaintext|default|env")
-"""Last words that leave it to the one before: HF_TOKEN_2, password_b64."""
+_IGNORED_LAST_WORD = re.compile(r"\d+|value|string|str|base64|b|raw|plain|plaintext|default|env")
+"""Last words that are ignored in favour of the previous one: HF_TOKEN_2, password_b64."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _DEFINE = re.compile(r"^-D(?=[a-z])")
-"""As in ``-Dpassword=x``, of Java and CMake."""
+"""``-Dpassword=x``, as in Java and CMake."""
 _LONGEST_NAME = 200
-"""Letters; of a longer name the last ones decide."""
+"""Characters from the end of a name that are examined."""
 
 
 def names_secret(name: str) -> bool:
-    """Whether an option or variable of this name holds a secret: its last word decides (``--max-tokens`` does
-    not).
-    """
+    """Whether an option or variable with this name holds a secret. Its last word decides: ``--max-tokens`` does not."""
     words = [word.lower() for word in _WORD.findall(_DEFINE.sub("", name[-_LONGEST_NAME:]))]
-    while len(words) > 1 and _SAYS_NOTHING.fullmatch(words[-1]) and " ".join(words[-2:]) not in _TWO_WORDS:
+    while (
+        len(words) > 1 and _IGNORED_LAST_WORD.fullmatch(words[-1]) and " ".join(words[-2:]) not in _TWO_WORDS
+    ):
         words.pop()
     if not words:
         return False
@@ -79,13 +79,13 @@ def names_secret(name: str) -> bool:
     last, before = words[-1], words[-2] if len(words) > 1 else ""
     if f"{before} {last}" in _TWO_WORDS:
         return True
-    if last in _DEPENDS:
-        return _DEPENDS[last](before, name)
+    if last in _AMBIGUOUS_WORDS:
+        return _AMBIGUOUS_WORDS[last](before, name)
     if last == "token" and _TOKEN_OF_TEXT.fullmatch(before):
         return False
-    if last == "pass" and _PASS_OF_WORK.fullmatch(before):
+    if last == "pass" and _DATA_PASS_WORD.fullmatch(before):
         return False
-    return _SECRET_WORD.fullmatch(last) is not None or _RUN_TOGETHER.fullmatch(last) is not None
+    return _SECRET_WORD.fullmatch(last) is not None or _JOINED_WORDS.fullmatch(last) is not None
 
 
 def _is_key(before: str, name: str) -> bool:
@@ -98,35 +98,34 @@ def _is_tok(before: str, name: str) -> bool:
     return bool(_TOK_WORD.fullmatch(before) or _SERVICE.fullmatch(before))
 
 
-_DEPENDS: dict[str, Callable[[str, str], bool]] = {
+_AMBIGUOUS_WORDS: dict[str, Callable[[str, str], bool]] = {
     "key": _is_key, "keys": _is_key, "tok": _is_tok, "toks": _is_tok,
     "tokens": lambda before, name: _TOK_WORD.fullmatch(before) is not None,
     "api": lambda before, name: _SERVICE.fullmatch(before) is not None,
     "pin": lambda before, name: _PIN_WORD.fullmatch(before) is not None,
 }  # fmt: skip
-"""Last words that are a secret's only behind certain others."""
+"""Last words that mean a secret only after certain other words."""
 
 
 _QUERY_WORD = re.compile(r"token|key|secret|passw|signature|credential|auth|^sig$|^code$", re.IGNORECASE)
 
 
 def names_secret_of_url(name: str) -> bool:
-    """Whether a parameter of a URL holds a secret: signatures of stores and keys of services do."""
+    """Whether a URL parameter holds a secret, such as signatures of stores and keys of services."""
     return _QUERY_WORD.search(name[-_LONGEST_NAME:]) is not None
 
 
 _SWITCH_WORD = re.compile(
     r"-*(?:use|no|with|without|enable|disable|has|skip|require|trust|add)(?![a-z])", re.IGNORECASE
 )
-"""How an option begins that says yes or no (``--use-auth-token``), so that another option may follow it."""
+"""Beginning of a yes/no option (``--use-auth-token``), which another option may follow."""
 _PAIR = re.compile(r"[^\s:/-][^\s:/]*[:/][^\s/]*(?<!\.sh)(?<!\.py)")
 _OPTION = re.compile(r"--[A-Za-z][A-Za-z_.-]*(?:=.*)?", re.DOTALL)
 
 
 def holds_value(option: str, following: str) -> bool:
-    """Whether ``following`` is the value of ``option``, which names a secret: what looks like a long option is one, and
-    anything that begins with a dash after a switch. A login is a name with a password: ``bash --login`` has none.
-    """
+    """Whether ``following`` is the value of ``option``, whose name indicates a secret. It is not if it looks like a long option or,
+    after a switch, begins with a dash. The value of a login must be a name with a password: ``bash --login`` has none."""
     if option.lower().endswith("login") and _PAIR.fullmatch(following.strip("\"'")) is None:
         return False
     if not following.startswith("-"):
@@ -134,12 +133,12 @@ def holds_value(option: str, following: str) -> bool:
     return _SWITCH_WORD.match(option) is None and _OPTION.fullmatch(following) is None
 
 
-_SAYS_NO_SECRET = re.compile(r"|true|false|none|null|yes|no|on|off|\*\*\*", re.IGNORECASE)
+_NO_SECRET = re.compile(r"|true|false|none|null|yes|no|on|off|\*\*\*", re.IGNORECASE)
 
 
 def is_no_secret(value: str) -> bool:
-    """Whether a value only says yes or no, or is masked already."""
-    return _SAYS_NO_SECRET.fullmatch(value) is not None
+    """Whether a value only means yes or no, or is already masked."""
+    return _NO_SECRET.fullmatch(value) is not None
 
 
 SHORT_OPTIONS = {
@@ -153,10 +152,10 @@ SHORT_OPTIONS = {
     "sqlcmd": ("-P",), "mongo": ("-p",), "mongosh": ("-p",),
     "docker login": ("-p",), "podman login": ("-p",), "az login": ("-p",),
 }  # fmt: skip
-"""Programs whose short options hold passwords. Of all others ``-p`` is a port, a path, a partition: masking it everywhere
-would take more from the reader than it keeps from a thief."""
+"""Programs whose short options hold passwords. In other programs ``-p`` is a port, path or partition, and masking it everywhere
+would hide more useful text than secrets."""
 ATTACHED_ONLY = ("mysql", "mysqldump", "mysqladmin", "mariadb", "7z", "7za")
-"""Theirs is ``-pSECRET``; after ``-p`` alone they ask, and the next word is a database or a file."""
+"""Programs that take ``-pSECRET``. After ``-p`` alone they prompt, and the next word is a database or file."""
 
 
 _INTRODUCTION = re.compile(
@@ -170,7 +169,7 @@ _INTRODUCTION = re.compile(
 )
 _QUOTED = r"""(?:"(?:[^"\\]|\\.)*(?:"|\Z)|'(?:[^'\\]|\\.)*(?:'|\Z)|`[^`]*(?:`|\Z))"""
 _INNER_QUOTED = rf"""(?=["'`][^\s,;:)}}\]&|"'`]){_QUOTED}"""
-"""A quote inside of a word goes on with it where a letter follows; elsewhere it ends what holds the word."""
+"""A quote inside a word continues the word if another character of it follows. Otherwise it closes an outer quote."""
 _STARTS_QUOTED = re.compile(rf"""\$?{_QUOTED}(?:{_INNER_QUOTED}|\\.|[^\s"'`\\,;:)}}\]&|])*""", re.DOTALL)
 _ESCAPED_QUOTED = re.compile(r"""(?P<q>\\{1,7}["'])(?:(?!(?P=q)).)*(?:(?P=q)|\Z)""", re.DOTALL)
 _LIST = re.compile(r"\[[^\]]*(?:\]|\Z)|\{[^}]*(?:\}|\Z)")
@@ -183,23 +182,23 @@ _HEADER_NAME = re.compile(r"(?i:(?:proxy-)?authorization|(?:set-)?cookie)")
 _LABEL = ("name", "key", "variable")
 _HASH_NAME = re.compile(r"(?:.*[\W_])?(?:revision|rev|commit|sha\d*|hash|digest|checksum|md5)", re.IGNORECASE)
 _HASH = re.compile(r"[0-9a-f]{7,128}(?![\w+/=-])")
-"""The hexadecimal digits of a commit or a file are no key where their name says so."""
+"""Hexadecimal digits of a commit or file; not a secret if the name indicates a hash."""
 
 _NAMES_NEXT = re.compile(r"[ \t]{0,8}[:=]")
-"""Behind what follows a name and a comma: it is the next name, as in ``"token", "value": 3``."""
+"""After a name and a comma, the next string is another name if this follows it: ``"token", "value": 3``."""
 
-_OF_WORK = re.compile(r"\b(?:for|back)ward $")
+_DATA_PASS = re.compile(r"\b(?:for|back)ward $")
 
 _ARGUMENT = r"""(?:'[^']*'?|"[^"]*"?|[^\s"';|]+)"""
 _PROGRAM = re.compile(
     rf"(?<![\w-])(?P<program>{'|'.join(p.replace(' ', '[ ]{1,4}') for p in sorted(SHORT_OPTIONS, key=len, reverse=True))})(?=\s)"
 )
-_NEAR = 300
-"""Letters after a program's name in which its option is looked for, and of what a "name" in JSON may be."""
+_NEAR_LENGTH = 300
+"""Characters after a program's name in which its option is searched, and upper limit of a "name" in JSON."""
 
 
 def secret_values(text: str) -> Iterator[tuple[int, int, bool]]:
-    """(begin, end, secret) of each value whose name says that it is a secret, or (not secret) that it is a hash."""
+    """Yield (begin, end, secret) of each value whose name indicates a secret or, with secret False, a hash."""
     position, label = 0, ""
     while True:
         found = _INTRODUCTION.search(text, position)
@@ -210,7 +209,7 @@ def secret_values(text: str) -> Iterator[tuple[int, int, bool]]:
             continue
         in_query = found.start() > 0 and text[found.start() - 1] in "?&"
         if name.lower() in _LABEL and not in_query:
-            near = text[position : position + _NEAR]
+            near = text[position : position + _NEAR_LENGTH]
             label = _plain(near[: _word_end(near, 0)])
             continue
         if in_query and names_secret_of_url(name):
@@ -223,50 +222,51 @@ def secret_values(text: str) -> Iterator[tuple[int, int, bool]]:
                 yield position, hashed.end(), False
             continue
         value = text[position:end]
-        if _stands_for_something_else(text, found, value, end):
+        if _is_other_text(text, found, value, end):
             continue
         if not is_no_secret(_plain(value)):
             yield position, end, True
         position = max(end, position)
 
 
-def _stands_for_something_else(text: str, found: re.Match[str], value: str, end: int) -> bool:
-    """Whether what follows a name, up to ``end``, is not its value: the next word, a pass over data, or the next name of a list."""
+def _is_other_text(text: str, found: re.Match[str], value: str, end: int) -> bool:
+    """Whether the text after a name, up to ``end``, is not its value: it is the next word, a pass over data, or the next name of a
+    list."""
     name = found["name"]
     if found["space"] is not None and not holds_value(name, value):
         return True
-    if name == "pass" and _OF_WORK.search(text, max(0, found.start() - 10), found.start()):
+    if name == "pass" and _DATA_PASS.search(text, max(0, found.start() - 10), found.start()):
         return True
     return "," in found["separator"] and _NAMES_NEXT.match(text, end) is not None
 
 
 def is_hash(name: str, value: str) -> bool:
-    """Whether ``value`` is the hash of a commit or a file, as its name says."""
+    """Whether ``value`` is the hash of a commit or file, according to its name."""
     return _HASH_NAME.fullmatch(name) is not None and _HASH.fullmatch(value) is not None
 
 
 def program_secrets(text: str) -> Iterator[tuple[int, int]]:
-    """(begin, end) of each value of a program's short option that holds a password, as in ``sshpass -p x``."""
+    """Yield (begin, end) of each value of a program's short option that holds a password, as in ``sshpass -p x``."""
     for found in _PROGRAM.finditer(text):
         program = " ".join(found["program"].split())
         gap = "" if program in ATTACHED_ONLY else r"[ \t=]{0,4}"
         options = "|".join(map(re.escape, SHORT_OPTIONS[program]))
         option = re.compile(rf"\s(?:{options}){gap}(?P<value>{_ARGUMENT})")
-        inside = re.compile(r"[^\n;|]*").match(text, found.end(), found.end() + _NEAR)
+        inside = re.compile(r"[^\n;|]*").match(text, found.end(), found.end() + _NEAR_LENGTH)
         hit = option.search(text, found.end(), inside.end()) if inside else None
         if hit:
             yield hit.span("value")
 
 
 def _value(text: str, found: re.Match[str]) -> tuple[int, int]:
-    """Where the value after ``found`` begins and ends."""
+    """Begin and end of the value after ``found``."""
     begin = found.end()
     if ":" in found["separator"]:
         before = text[found.start() - 1] if found.start() else "\n"
         alone = before in "\n\"'`" and found["separator"].startswith(":")
         quoted = text[begin : begin + 1] in ("'", '"', "`", "\\")
         if _HEADER_NAME.fullmatch(found["name"]) or (alone and not quoted):
-            # A header, or a line of YAML: the value may have spaces.
+            # A header, or a line of YAML: the value may contain spaces.
             scheme = _SCHEME.match(text, begin)
             begin = scheme.end() if scheme else begin
             end = _match_end(_REST_OF_LINE, text, begin)

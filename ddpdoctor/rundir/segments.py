@@ -1,4 +1,4 @@
-"""Pieces of a spool's streams in memory-backed storage, and how much of that they may take."""
+"""Segments of a spool's streams in memory-backed storage, and limits of their size."""
 
 from __future__ import annotations
 
@@ -11,33 +11,31 @@ from .owned import file_identity, identity_of, open_file, read_file
 
 SEGMENT_BYTES = 64 * 1024
 SHORT_SEGMENT_BYTES = 16 * 1024
-"""The same where storage is short."""
+"""Size of a segment if storage is short."""
 LIMIT_BYTES = 64 * 1024 * 1024
-"""Most that one rank lets wait for the run directory."""
+"""Upper limit of the uncopied data of one rank."""
 MOST_SHARE = 1 / 32
-"""The same, of the storage that it waits in."""
+"""The same limit, as a share of the storage."""
 LEAST_FREE_SHARE = 1 / 8
-"""Of that storage; the rest is for the job, except for a little through which records are copied."""
+"""Share of the storage that is left to the job. Below it, only a small limit applies, so that records are still copied."""
 SHORT_LIMIT_BYTES = 8 * SHORT_SEGMENT_BYTES
-"""Most that one rank lets wait where less is free: three streams, and what a second brings."""
+"""Limit of one rank if less is free: enough for three streams and the data of a second."""
 KEPT_FREE_SHARE = 1 / 64
-"""Share of that storage that is never used, because data loader workers crash without it."""
+"""Share of the storage that is never used, because data loader workers crash without it."""
 _POSITION_DIGITS = 18
-"""More than any stream is long."""
+"""Upper limit of the digits of a position; no stream is that long."""
 
 
 class Segment:
-    """A piece of a stream: a file of fixed size in memory, written without a system call. Unused bytes are NUL, which no
-    line holds. All of them are given storage at once: a mapped page that finds none when it is first written kills the
-    process.
-    """
+    """A segment of a stream: a file of fixed size in memory, written without a system call. Unused bytes are NUL, which no line
+    contains. All are allocated at once: if a mapped page finds no storage when it is first written, the process is killed."""
 
     __slots__ = ("_file", "_handle", "_named", "_saved", "memory", "name", "size", "start", "used")
 
     def __init__(self, name: str, folder: int, start: int, size: int) -> None:
-        """Raises OSError where storage is short."""
+        """Raises OSError if storage is short."""
         self.name, self.start, self.size, self.used = name, start, size, 0
-        """Position of its first byte in the stream; bytes it can hold, and holds."""
+        """``start``: position of its first byte in the stream; ``size``: its capacity in bytes; ``used``: bytes in use."""
         handle = open_file(name, folder, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             missing = size
@@ -53,29 +51,29 @@ class Segment:
             raise
         finally:
             os.close(handle)
-        self._handle = self._kept_open(next_free)
+        self._handle = self._mapping_descriptor(next_free)
 
-    def _kept_open(self, likely: int) -> int:
-        """The descriptor that the mapping holds for its own use, a copy that Python does not expose; -1 if it is not
-        found. ``likely`` is looked at first: a job may have thousands open."""
+    def _mapping_descriptor(self, likely: int) -> int:
+        """The descriptor that the mapping holds internally, a copy that Python does not expose; -1 if it is not found. ``likely``
+        is checked first, because a job may have thousands open."""
         if file_identity(likely) == self._file:
             return likely
         listing = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
         return next((int(name) for name in os.listdir(listing) if file_identity(int(name)) == self._file), -1)
 
     def is_in(self, folder: int) -> bool:
-        """Whether a file there still has its content, as far as the file's metadata shows."""
+        """Whether a file in ``folder`` still has its content, according to the file's metadata."""
         return identity_of(self.name, folder) == self._named
 
-    def in_file(self, folder: int) -> int:
-        """How many bytes of it a file there has."""
+    def bytes_in_file(self, folder: int) -> int:
+        """Number of its bytes that a file in ``folder`` has."""
         if not self.is_in(folder):
             return 0
         return self.used if self._saved is None else self._saved
 
     def save(self, folder: int) -> None:
-        """Its file was removed, not its memory: write what that holds so far to a file of the same name, and have the next line find
-        no room. For another thread than the one that writes. Raises OSError."""
+        """Write its content to a new file of the same name, because its file was removed; the next line will then find no room.
+        Called on another thread than the one that writes. Raises OSError."""
         lines = whole_lines(self.memory[: self.used])
         self._saved, self.size = len(lines), 0
         with open(open_file(self.name, folder, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as out:
@@ -83,21 +81,20 @@ class Segment:
             self._named = file_identity(out.fileno())
 
     def close(self) -> None:
-        """Give the mapping back, unless the job has closed all files it did not know: the number of its descriptor may
-        be that of a file of the job now, which would be closed with it.
-        """
+        """Release the mapping. If the job has closed all files that it did not open, its descriptor may be one of the job's now:
+        then the mapping is kept."""
         if file_identity(self._handle) == self._file:
             self.memory.close()
         else:
             import ctypes
 
-            # Nor may it be released at the end of the process.
+            # It must not be released at the end of the process either.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.memory))
 
 
 def room_for_segment(folder: int) -> int:
-    """Bytes that a new segment may take. Containers often have 64 MB of memory-backed storage, and data loader workers die where
-    there is none left for their batches. Raises OSError where there is no room."""
+    """Size of a new segment in bytes. Raises OSError if there is no room. Containers often have 64 MB of memory-backed storage, and
+    data loader workers die if none is left for their batches."""
     storage = os.statvfs(folder)
     size, limit = SEGMENT_BYTES, int(storage.f_frsize * storage.f_blocks * MOST_SHARE) or LIMIT_BYTES
     if storage.f_bavail < storage.f_blocks * LEAST_FREE_SHARE:
@@ -115,7 +112,7 @@ def room_for_segment(folder: int) -> int:
 
 
 def _is_segment(name: str) -> bool:
-    """Whether a file of a spool is a piece of what the rank itself writes: its workers' file has a limit of its own."""
+    """Whether a file of a spool is a segment written by the rank itself; the workers' file has its own limit."""
     stream, _, position = name.rpartition(".")
     return position.isdecimal() and stream != WORKERS_FILE
 
@@ -133,20 +130,20 @@ def segments_in(spool: int) -> dict[str, list[tuple[int, str]]]:
 
 
 def written_part(segment: bytes) -> bytes:
-    """What a rank has written to a segment: up to the first NUL, which no line holds. Later bytes may already be
-    there while a line is being written."""
+    """The written part of a segment: up to the first NUL, which no line contains. Bytes after it may be part of a line being
+    written."""
     return segment.partition(b"\0")[0]
 
 
 def whole_lines(segment: bytes) -> bytes:
-    """The same, up to its last line's end: of a line that is being written, or was when its rank was killed, nothing."""
+    """The complete lines of a segment, without a line that is being written or was when the rank was killed."""
     written = written_part(segment)
     return written[: written.rfind(b"\n") + 1]
 
 
 def uncopied_bytes(spool: str, stream: str, done: int) -> bytes:
-    """The bytes of a stream in a spool beyond its first ``done`` bytes; empty if a part in between is gone, because
-    it was copied a moment ago, or if the spool is not this user's own."""
+    """The bytes of a stream in a spool after its first ``done`` bytes. Empty if a part in between is missing because it was just
+    copied, or if the spool is not this user's."""
     try:
         with opened_spool(spool) as spool_fd:
             rest = b""

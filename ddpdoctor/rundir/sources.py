@@ -1,8 +1,7 @@
-"""Hashes of the user's source files as a run had them: a report shows a line's text only if the file is still the
-same.
+"""Hashes of the user's source files at the time of the run. A report shows a line's text only if the file is unchanged.
 
-The owner and kind of the file are checked when it is read: a regular file of this user's or of root's, not behind a
-link, of a bounded size. A run directory may come from anyone, so a file must have the recorded hash, not only the name.
+A source file must be a regular file of this user or root, not a link, and of limited size. Because a run directory may come from
+anyone, the file must also have the recorded hash, not only the name.
 """
 
 from __future__ import annotations
@@ -26,18 +25,19 @@ from .typed import Check
 SOURCES_FILE = "sources.json"
 SOURCES_SCHEMA = "ddpdoctor.sources/1"
 MOST_SOURCE_BYTES = 4 << 20
-"""Of one file: what is larger was written by a program."""
+"""Upper limit of a source file; a larger one was generated."""
 _MOST_FILES = 500
-"""Of one host."""
+"""Upper limit of the files per host."""
 _MOST_READ_BYTES = 64 << 20
-"""Of one rank's samples: the lines are defined before they are first seen, most of them in the first minute."""
+"""Upper limit of the bytes read of one rank's samples. Lines are defined before they are first used, most of them in the first
+minute."""
 _FIELDS: dict[str, Check] = {"files": lambda value: isinstance(value, dict)}
 _LOST = "the source lines of this host's ranks are named without their text"
 _DEFINES = f"{{{LineField.WHERE.key}".encode()
 
 
 def source_bytes(path: str) -> bytes:
-    """All of a source file. Raises OSError where it cannot be read, or is not to be trusted."""
+    """Read a source file. Raises OSError if it cannot be read or is not trusted."""
     if not os.path.isabs(path):
         raise OSError(errno.EINVAL, "its path is not absolute", path)
     with os.fdopen(open_regular(path), "rb") as source:
@@ -50,12 +50,12 @@ def source_bytes(path: str) -> bytes:
 
 
 def hash_of(data: bytes) -> str:
-    """The hash of a file's content."""
+    """SHA-256 of a file's content."""
     return hashlib.sha256(data).hexdigest()
 
 
 def parsed_python(text: str) -> ast.Module | None:
-    """The syntax tree of a script's text; None if it does not parse. What Python warns about in it is not printed."""
+    """The syntax tree of a script; None if it does not parse. Python's warnings about it are not printed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -65,8 +65,8 @@ def parsed_python(text: str) -> ast.Module | None:
 
 
 def note_sources(run: str, host: str, ranks: Iterable[str], started_ns: int) -> None:
-    """Write the hashes of the files in which ranks of this host, with these folders, were sampled. A file changed
-    since ``started_ns`` may differ from the one that ran, so it has none. Raises OSError."""
+    """Write the hashes of the files that were sampled in ranks of this host; ``ranks`` are their folders. A file changed since
+    ``started_ns`` may differ from the one that ran, so its hash is None. Raises OSError."""
     files: dict[str, str | None] = {}
     for folder in ranks:
         sampled = [os.path.join(folder, name) for name in (SAMPLES_FILE, WORKERS_FILE)]
@@ -89,7 +89,7 @@ def _hash_from_before(path: str, started_ns: int) -> str | None:
 
 
 def _sampled_files(samples: str) -> list[str]:
-    """Files of the user's lines, in the order in which they were seen."""
+    """Files with sampled lines, in the order in which they were first seen."""
     found: dict[str, None] = {}
     with suppress(OSError, ValueError), reading(samples) as source:
         for line in bounded_lines(source):
@@ -106,7 +106,7 @@ def _sampled_files(samples: str) -> list[str]:
 
 
 def read_sources(run: str, notes: list[Note] | None = None) -> list[dict[str, str | None]]:
-    """Hashes by path, of each host of a run; broken files are reported in ``notes``. Never raises."""
+    """Hashes by path, for each host of a run. Problems are added to ``notes``. Never raises."""
     hosts = os.path.join(run, "hosts")
     try:
         names = folders_in(hosts)

@@ -1,27 +1,25 @@
-"""A rank's spool: the writing side of its records.
+"""A rank's spool, where its records are written first.
 
-The training thread must never wait for storage, and what it recorded must survive ``kill -9``. So it writes
-to short segment files in memory-backed local storage (``/dev/shm``), which outlive the process, and another
-thread, or the launcher once the rank is dead, copies them to the run directory (:mod:`.draining`), which may lie on a slow
-or shared file system. A JSON file waits here until it was copied, too.
+The training thread must never wait for storage, and its records must survive ``kill -9``. So it writes to short segment files in
+memory-backed local storage (``/dev/shm``), which remain when the process ends. Another process or thread copies them to the run
+directory (:mod:`.draining`), which may be on a slow or shared file system. JSON documents are also kept here until they are copied.
 
 ::
 
-    /dev/shm/ddpdoctor-<user>-<pid namespace>-<run id>/     the root: one a run and host, private
+    /dev/shm/ddpdoctor-<user>-<pid namespace>-<run id>/     the root: one per run and host, private
         <rank:05d>-<pid>/                                    the spool of one rank
             target                                           its folder in the run directory, or RUN/ranks while it has none
-            writer.json, writer                              which process writes here, and a lock that it holds, see :mod:`.liveness`
+            writer.json, writer                              the process that writes here, and a lock held by it; see :mod:`.liveness`
             lock                                             held by the process that copies
-            steps.jsonl.000000000065536                      a segment: the stream, and its first byte's position in that
+            steps.jsonl.000000000065536                      a segment: the stream, and the position of its first byte
 
-A segment is written as mapped memory: a system call in each step would be the most expensive part of recording it. The
-target's size shows what was copied already, so that a copy which was cut off continues there and any process can repeat
-it. If another program removes the files of a living rank, such as a cleaner of temporary files or systemd at a logout,
-the rank makes them again with the content of its newest segments.
+A segment is written as mapped memory, because a system call per step would be the most expensive part of recording. The target
+file's size shows how much was copied, so any process can continue an interrupted copy. If another program, such as a cleaner of
+temporary files or systemd at a logout, removes the files of a running rank, the rank recreates them from its newest segments.
 
-Data loader workers append whole lines to one file, in the spool of the rank that started them. They may be many, may be made again for each
-pass over the data, and may be killed at any moment. So each write is one system call that adds whole lines, nothing is locked, no worker
-makes a file, and the file's size has a limit that depends on how long the rank has been recorded. What comes beyond it is not written.
+Data loader workers append to one file in the spool of the rank that started them. There may be many workers; they may be restarted for
+each epoch and killed at any time. So each write is one system call that appends complete lines, nothing is locked, workers create no
+file, and the file's size is limited depending on how long the rank has been recorded. Lines beyond the limit are not written.
 """
 
 from __future__ import annotations
@@ -38,39 +36,36 @@ from typing import Any, Callable
 
 from . import layout
 from .layout import WORKERS_FILE, run_id
-from .liveness import WRITER_FILE, WRITER_FILES, Writing, boot_id, pid_namespace
+from .liveness import WRITER_FILE, WRITER_FILES, WriterMark, boot_id, pid_namespace
 from .owned import encoded, identity_of, make_private_folder, open_file, private_folder, replace_file
 from .segments import LEAST_FREE_SHARE, Segment, room_for_segment
 
 _SHM = "/dev/shm"
-LOOK_AGAIN_S = 1.0
-"""Seconds until room is checked again after there was none: counting uncopied data takes a system call for each
-segment, and the thread that copies runs once a second."""
+RETRY_S = 1.0
+"""Seconds after which room is checked again if there was none. Counting uncopied data takes a system call per segment, and the
+thread that copies runs once a second."""
 RESERVE_FILE = "reserve"
 _RESERVE_BYTES = 64 * 1024
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _MOST_NAMES = 1_000_000
-_made: dict[str, int] = {}
-"""By how a name begins and ends, how many spools this process has made so: the hang monitor identifies a spool by
-its name, which is not used again once it was removed."""
+_created: dict[str, int] = {}
+"""Number of spools that this process has created, by rank and process id. The hang monitor identifies a spool by its name, so a
+name is not reused after the spool was removed."""
 _TICK_NS = 3_000_000_000
-"""Nanoseconds after a change for which the next check reports one again: the kernel's times stand still for up to 10
-ms, and clocks are adjusted. Checks are a second apart."""
+"""ns after a change during which it is reported again: file times advance in steps of up to 10 ms, and clocks are adjusted. Checks
+are a second apart."""
 
 
 def spool_root(run: str) -> str:
-    """Where the ranks' spools of a run lie on this host: the same for all launchers of that run, and another one for
-    each run, be it of the same path.
-
-    Containers may share ``/dev/shm`` but not their processes, so the pid namespace is part of the name.
-    """
-    # A directory that no launcher has made has its path only.
+    """Path of the root of a run's spools on this host: the same for all launchers of the run, different for each run even with the
+    same path. The pid namespace is part of the name, because containers may share ``/dev/shm`` but not their processes."""
+    # A directory not created by a launcher has no id, only its path.
     return os.path.join(_base(), f"{own_roots_prefix()}{_place_number()}-{run_id(run) or path_name(run)}")
 
 
 def _place_number() -> int:
-    """The number of this pid namespace; where hosts may share the storage, of this host too, whose first namespaces
-    have one number."""
+    """The number of this pid namespace. If hosts may share the storage, a hash that includes the host, because the first namespaces
+    of hosts have the same number."""
     namespace = pid_namespace()
     if _base() == _SHM:
         return namespace
@@ -79,17 +74,17 @@ def _place_number() -> int:
 
 
 def own_roots_prefix() -> str:
-    """How the names of this user's roots begin."""
+    """Beginning of the names of this user's roots."""
     return f"ddpdoctor-{os.getuid()}-"
 
 
 def own_roots_pattern(run_id: str | None) -> str:
-    """What the paths of the roots of a run match, in any container; those of all runs if it has no id."""
+    """Glob pattern for the roots of a run in any container; for those of all runs if it has no id."""
     return os.path.join(glob.escape(_base()), f"{own_roots_prefix()}*-{run_id or ''}*")
 
 
 def path_name(run: str) -> str:
-    """The replacement for the id of a run that has none, from its path."""
+    """Replacement for the id of a run without one, from its path."""
     return "path" + hashlib.blake2b(os.path.abspath(run).encode(), digest_size=8).hexdigest()
 
 
@@ -98,14 +93,14 @@ def _base() -> str:
 
 
 def roots_of(run: str) -> list[str]:
-    """The roots of a run on this host, of all containers. Never raises."""
+    """The roots of a run on this host, in all containers. Never raises."""
     found, known = [spool_root(run)], run_id(run)
     pattern = own_roots_pattern(known) if known else f"{glob.escape(found[0])}-*"
     return [*found, *sorted({*glob.glob(pattern)} - {*found})]
 
 
 def spools_in(root: str) -> list[str]:
-    """Paths of the spools in a root, sorted; none where it is missing or not this user's own. Never raises."""
+    """Sorted paths of the spools in a root; [] if it is missing or not this user's. Never raises."""
     try:
         with private_folder(root) as root_fd, os.scandir(root_fd) as entries:
             return sorted(
@@ -116,8 +111,8 @@ def spools_in(root: str) -> list[str]:
 
 
 def make_spool_root(run: str) -> str:
-    """Make the private folder for the ranks' spools of a run; if another user has created that name, a random suffix
-    is added. Raises OSError."""
+    """Create the private root for the spools of a run. If another user has taken the name, a random suffix is added. Raises
+    OSError."""
     root = spool_root(run)
     try:
         make_private_folder(root)
@@ -135,11 +130,11 @@ def make_spool_root(run: str) -> str:
 
 
 class Spool:
-    """The writing side, one per rank. ``write`` copies into memory and never raises. One thread at a time writes to a stream."""
+    """The writing side, one per rank. ``write`` copies into memory and never raises. Each stream has only one writing thread at a
+    time."""
 
     def __init__(self, root: str, rank: int, run: str) -> None:
-        """Make the spool of a rank whose folder in ``run`` is claimed when something is copied there first. Raises
-        OSError."""
+        """Create the spool of a rank. The rank's folder in ``run`` is created when something is first copied there. Raises OSError."""
         self._root = root
         self._target = layout.target_before_claim(run)
         make_private_folder(root)
@@ -148,11 +143,11 @@ class Spool:
             self.directory = os.path.join(root, self._name)
             try:
                 with private_folder(self._name, root_fd) as spool_fd:
-                    self._writing = Writing(spool_fd)
+                    self._writing = WriterMark(spool_fd)
                     replace_file(layout.TARGET_FILE, spool_fd, os.fsencode(self._target))
                     _reserve(spool_fd)
             except OSError:
-                _remove_begun(self._name, root_fd)
+                _remove_incomplete(self._name, root_fd)
                 raise
         self._streams: dict[str, Segment] = {}
         self._shared: list[tuple[Segment, memoryview]] = []
@@ -161,74 +156,73 @@ class Spool:
         self._closed = False
         self.dropped = 0
         self.error: str | None = None
-        self.is_the_jobs: Callable[[BaseException], bool] = lambda error: False
-        """Whether an error was raised by a handler of a signal, in the midst of this; ``write`` raises it then."""
+        self.is_from_job_handler: Callable[[BaseException], bool] = lambda error: False
+        """Returns whether an error was raised by a signal handler of the job that interrupted the spool; ``write`` then raises it
+        again."""
 
     def write(self, stream: str, data: bytes) -> bool:
-        """Append ``data`` (whole lines) to a stream. What cannot be kept is counted in ``dropped``; False then."""
+        """Append ``data`` (complete lines) to a stream. Returns False, and counts it in ``dropped``, if there is no room."""
         try:
             segment = self._streams.get(stream)
             if segment is None or segment.used + len(data) > segment.size:
-                segment = self._next(stream, segment, len(data))
+                segment = self._next_segment(stream, segment, len(data))
             begin = segment.used
             segment.used = end = begin + len(data)
             segment.memory[begin:end] = data
             return True
         except (OSError, ValueError) as error:
-            if self.is_the_jobs(error):
+            if self.is_from_job_handler(error):
                 raise
             self.dropped += 1
             self.error = str(error)
             return False
 
-    def _next(self, stream: str, full: Segment | None, least: int) -> Segment:
+    def _next_segment(self, stream: str, full: Segment | None, least: int) -> Segment:
         if time.monotonic() < self._no_room_until_s:
             raise OSError(self.error or "there was no room a moment ago")
         try:
             with layout.opened_spool(self.directory) as spool_fd:
-                saved = 0 if full is None else full.in_file(spool_fd)
-                # What is no longer in a file, because that was removed, is written once more.
+                saved = 0 if full is None else full.bytes_in_file(spool_fd)
+                # Write again what is no longer in a file because the file was removed.
                 unsaved = b"" if full is None else full.memory[saved : full.used]
                 position = 0 if full is None else full.start + saved
                 room, name = room_for_segment(spool_fd), f"{stream}.{position:015d}"
                 with suppress(FileNotFoundError):
-                    os.unlink(
-                        name, dir_fd=spool_fd
-                    )  # left when a handler of the job's raised in the midst of what follows
+                    os.unlink(name, dir_fd=spool_fd)  # left if a signal handler of the job raised below
                 try:
                     segment = Segment(name, spool_fd, position, max(room, len(unsaved) + least))
                     segment.memory[: len(unsaved)] = unsaved
                     segment.used = len(unsaved)
                     self._streams[stream] = segment
                 except BaseException:
-                    # Who copies takes the last file of a stream for the one that is written to.
+                    # A copying process treats the last file of a stream as the one being written.
                     with suppress(FileNotFoundError):
                         os.unlink(name, dir_fd=spool_fd)
                     raise
         except OSError as error:
-            if self.is_the_jobs(error):
+            if self.is_from_job_handler(error):
                 raise
-            self._no_room_until_s = time.monotonic() + LOOK_AGAIN_S
+            self._no_room_until_s = time.monotonic() + RETRY_S
             raise self._reason(error) from error
         if full is not None:
             full.close()
         return segment
 
     def _reason(self, error: OSError) -> OSError:
-        """The error as a user should read it."""
+        """The error in words for the user."""
         if isinstance(error, FileNotFoundError):
             return OSError(f"{self.directory} was removed while the job ran")
         if error.errno in _NO_ROOM:
-            return OSError(_short_of_room(self._root))
+            return OSError(_no_room_reason(self._root))
         return error
 
     def restore(self) -> bool:
-        """Check whether the spool's files still exist by name; make those again that were removed: True then. For
-        one thread, but not the one that writes. Raises OSError."""
+        """Recreate the spool's files that were removed. Returns whether any were. Must not be called on the writing thread. Raises
+        OSError."""
         if self._closed:
             return False
         with suppress(FileNotFoundError), layout.opened_spool(self.directory) as spool_fd:
-            if self._is_whole(spool_fd):
+            if self._is_complete(spool_fd):
                 return False
         make_private_folder(self._root)
         with private_folder(self._root) as root:
@@ -236,29 +230,29 @@ class Spool:
             with private_folder(self._name, root) as spool_fd:
                 replace_file(layout.TARGET_FILE, spool_fd, os.fsencode(self._target))
                 self._writing.end()
-                self._writing = Writing(spool_fd)
+                self._writing = WriterMark(spool_fd)
                 for segment in list(self._streams.values()):
                     try:
                         if not segment.is_in(spool_fd):
                             segment.save(spool_fd)
                     except (FileExistsError, ValueError):
-                        continue  # the thread that writes was faster
+                        continue  # the writing thread was faster
         self._no_room_until_s = 0.0
         return True
 
-    def _is_whole(self, spool_fd: int) -> bool:
+    def _is_complete(self, spool_fd: int) -> bool:
         if identity_of(layout.TARGET_FILE, spool_fd) is None:
             return False
         if layout.is_unclaimed(self._target):
             self._target = layout.read_target(spool_fd)
         missing = [each for each in list(self._streams.items()) if not each[1].is_in(spool_fd)]
-        # One that was full, copied and removed meanwhile has been followed by another.
+        # A segment that was full, copied and removed meanwhile has been replaced by another.
         return self._writing.is_in(spool_fd) and all(
             self._streams.get(name) is not old for name, old in missing
         )
 
     def keep(self, name: str, data: bytes) -> None:
-        """Write ``data`` as the document of that ``name``, to be copied to the run directory. Raises OSError."""
+        """Write ``data`` as the document ``name``, to be copied to the run directory. Raises OSError."""
         with layout.opened_spool(self.directory) as spool_fd:
             try:
                 replace_file(name, spool_fd, data)
@@ -275,17 +269,17 @@ class Spool:
                 _reserve(spool_fd)
 
     def keep_document(self, name: str, document: dict[str, Any]) -> None:
-        """Write a JSON document, as ``keep`` does. Raises OSError."""
+        """Write a JSON document like ``keep``. Raises OSError."""
         self.keep(name, encoded(document))
 
     def withdraw(self, name: str) -> None:
-        """Remove the document of that ``name`` from the spool. Raises OSError."""
+        """Remove the document ``name`` from the spool. Raises OSError."""
         with layout.opened_spool(self.directory) as spool_fd, suppress(FileNotFoundError):
             os.unlink(name, dir_fd=spool_fd)
 
     def shared(self, name: str, size: int) -> memoryview:
-        """Memory of ``size`` bytes, as numbers of eight bytes each, all 0, that is the content of a new file here and survives the
-        process; until ``close``: who writes to it gets ValueError then. Raises OSError."""
+        """Create a file of ``size`` zero bytes and return its memory as 8-byte numbers. It survives the process. After ``close``,
+        writing to it raises ValueError. Raises OSError."""
         with layout.opened_spool(self.directory) as spool_fd:
             segment = Segment(name, spool_fd, 0, size)
         numbers = memoryview(segment.memory).cast("q")
@@ -293,36 +287,35 @@ class Spool:
         return numbers
 
     def open_text(self, name: str) -> int:
-        """A descriptor of a file here to whose end text is written. Raises OSError."""
+        """Open a file of the spool for appending text. Raises OSError."""
         with layout.opened_spool(self.directory) as spool_fd:
             return open_file(name, spool_fd, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def directory_changed(self) -> bool:
-        """Whether a file may have been added, removed or replaced here since the last call; by one system call.
-        Never raises."""
+        """Whether a file may have been added, removed or replaced here since the last call. Makes one system call. Never raises."""
         try:
             changed_ns = os.stat(self.directory).st_mtime_ns
         except OSError:
             return True
         before, self._changed_ns = self._changed_ns, changed_ns
-        # A file that came in the same tick of the clock, but after the look, changes nothing that can be seen.
+        # A file added after the check in the same clock tick does not change the time, so recent changes are reported
+        # again.
         return changed_ns != before or time.time_ns() - changed_ns < _TICK_NS
 
     def hand_over_trace(self, raw: str, header: dict[str, Any], max_bytes: int, number: int = 0) -> None:
-        """Queue the profiler's trace in the private folder ``raw`` for compression, see :mod:`.handover`;
-        ``header``'s members are put first in it. ``number`` is that of a window requested while the job runs. Raises
-        OSError."""
+        """Queue the profiler's trace in the private folder ``raw`` for compression (see :mod:`.handover`), with the members of
+        ``header`` at its beginning. ``number`` is that of a requested window. Raises OSError."""
         order = {"folder": raw, "header": header, "max_bytes": max_bytes}
         with layout.opened_spool(self.directory) as spool_fd:
             replace_file(layout.handover_file(number), spool_fd, encoded(order))
 
-    def claimed(self) -> str | None:
-        """The rank's folder in the run directory; None where it has none yet. Raises OSError."""
+    def rank_folder(self) -> str | None:
+        """The rank's folder in the run directory; None if it has none yet. Raises OSError."""
         target = layout.target_of(self.directory)
         return None if layout.is_unclaimed(target) else target
 
     def close(self) -> None:
-        """Close the segments; their content stays until it is copied."""
+        """Close the segments; their content remains until it is copied."""
         self._closed = True
         segments, self._streams = list(self._streams.values()), {}
         for segment, numbers in self._shared:
@@ -345,7 +338,7 @@ def _reserve(spool_fd: int) -> None:
             replace_file(RESERVE_FILE, spool_fd, bytes(_RESERVE_BYTES))
 
 
-def _remove_begun(name: str, root: int) -> None:
+def _remove_incomplete(name: str, root: int) -> None:
     with suppress(OSError):
         with private_folder(name, root) as spool_fd:
             for file in (*WRITER_FILES, layout.TARGET_FILE):
@@ -355,21 +348,21 @@ def _remove_begun(name: str, root: int) -> None:
 
 
 def _new_folder(root: int, rank: int) -> str:
-    """Make a folder for a rank of this process; an earlier process of the same number may have left one."""
+    """Create a folder for a rank of this process. An earlier process with the same id may have left one."""
     pid = os.getpid()
     key = f"{rank}-{pid}"
-    for repeat in range(_made.get(key, 0), _MOST_NAMES):
+    for repeat in range(_created.get(key, 0), _MOST_NAMES):
         name = f"{rank:05d}.{repeat}-{pid}" if repeat else f"{rank:05d}-{pid}"
         try:
             os.mkdir(name, 0o700, dir_fd=root)
         except FileExistsError:
             continue
-        _made[key] = repeat + 1
+        _created[key] = repeat + 1
         return name
     raise FileExistsError(f"rank {rank} has left {_MOST_NAMES} spools of process {pid}")
 
 
-def _short_of_room(root: str) -> str:
+def _no_room_reason(root: str) -> str:
     base = os.path.dirname(root)
     try:
         storage = os.statvfs(base)
@@ -383,21 +376,21 @@ def _short_of_room(root: str) -> str:
 
 
 WORKERS_SEGMENT = f"{WORKERS_FILE}.{0:015d}"
-"""The file in the spool: one piece, from the beginning on."""
+"""The workers' file in the spool: a single segment at position 0."""
 _FIRST_BYTES = 64 * 1024
-"""Allowed at the beginning of a recording, and once more each time that its age doubles."""
+"""Bytes allowed at the beginning of a recording, and again each time its age doubles."""
 _YOUNG_S = 30.0
-"""Age of a recording up to which its first doubling counts."""
+"""Age of a recording, s, from which doublings count."""
 
 
 def accept_workers(spool: Spool) -> None:
-    """Let workers of this rank record. Raises OSError."""
+    """Allow the workers of this rank to record. Raises OSError."""
     os.close(spool.open_text(WORKERS_SEGMENT))
 
 
 def spool_of_process(root: str, pid: int) -> str | None:
-    """The newest spool in ``root`` of the rank that is this process and lets its workers record; None where there is none. Never
-    raises."""
+    """The newest spool in ``root`` of the rank with process id ``pid`` that allows its workers to record; None if there is none.
+    Never raises."""
     found = []
     for spool in spools_in(root):
         named = layout.parse_spool_name(spool)
@@ -410,13 +403,13 @@ def spool_of_process(root: str, pid: int) -> str | None:
 
 
 def recorded_s(spool: str) -> float:
-    """For how long the rank of a spool has been recorded, s. Raises OSError."""
+    """Seconds since the recording of a spool's rank began. Raises OSError."""
     return max(0.0, time.time() - os.stat(os.path.join(spool, WRITER_FILE)).st_mtime)
 
 
 def append_lines(spool: str, data: bytes) -> bool:
-    """Append whole lines to the workers' file of a spool; False, and nothing of them, where its limit is reached or
-    storage is short. Raises OSError where the spool is gone."""
+    """Append complete lines to the workers' file of a spool. Returns False, and writes nothing, if its limit is reached or storage
+    is short. Raises OSError if the spool is gone."""
     most = _FIRST_BYTES * (1 + log2(1 + recorded_s(spool) / _YOUNG_S))
     with layout.opened_spool(spool) as spool_fd:
         handle = open_file(WORKERS_SEGMENT, spool_fd, os.O_WRONLY | os.O_APPEND)

@@ -1,13 +1,11 @@
-"""The step log's one schema: the names of fields in a rank's ``steps.jsonl`` and ``samples.jsonl``, and their names
-in code.
+"""The schema of the step log: names of the fields in a rank's ``steps.jsonl`` and ``samples.jsonl``, and their names in code.
 
-The job's training thread writes these lines, so their names on disk are short. The value of each member is the name on
-disk, the member's own name, in small letters, is what the reader calls it, with its unit. The writer
-(:mod:`ddpdoctor.hook`) takes its keys from here when it is imported; the readers (:mod:`ddpdoctor.measure`,
-:mod:`ddpdoctor.telemetry.live`) have their decoder rename by :func:`renamed`. ``docs/formats.md`` says the same to
-those who read the files with something else.
+The job's training thread writes these lines, so the names on disk are short. The value of each member is the name on disk. The
+member's own name in lower case, with its unit, is the name in the readers. The writer (:mod:`ddpdoctor.hook`) takes its keys from
+here. The decoders of the readers (:mod:`ddpdoctor.measure`, :mod:`ddpdoctor.telemetry.live`) rename with :func:`renamed`.
+``docs/formats.md`` documents the same fields for other readers.
 
-With them, the phases in which a rank's training thread can be: names, groups, and words for reports.
+Also the phases of a rank's training thread: names, groups, and words for reports.
 """
 
 from __future__ import annotations
@@ -17,19 +15,19 @@ from enum import Enum
 
 
 class _Name(str, Enum):
-    """A word on disk. In a text it is that word, in every version of Python."""
+    """A name on disk. ``str()`` gives that name in every version of Python."""
 
     def __str__(self) -> str:
         return str(self.value)
 
     @property
     def key(self) -> str:
-        """As JSON has it before a value, with the quotes and the colon."""
+        """The JSON key: quoted name and colon."""
         return f'"{self.value}":'
 
     @property
     def next_key(self) -> str:
-        """The same behind another value."""
+        """The JSON key with a comma before it."""
         return f',"{self.value}":'
 
 
@@ -41,11 +39,11 @@ class EventKind(_Name):
     ITERATION = "iter"
     """Start of a pass over a DataLoader."""
     FORWARD = "fwd"
-    """DDP's forward; where a backward is called inside it, what comes before each backward."""
+    """DDP's forward; if backwards are called inside it, the part before each backward."""
     BROADCAST = "bcast"
     """DDP's broadcast of its buffers, before a forward."""
     EVALUATION = "eval"
-    """Forwards without gradients: those of a step together."""
+    """Forwards without gradients, all of a step together."""
     BACKWARD = "bwd"
     """``backward()``."""
     OPTIMIZER = "opt"
@@ -63,16 +61,16 @@ class EventKind(_Name):
     LOAD = "load"
     """Reading of a checkpoint."""
     MORE = "more"
-    """Events beyond the most that one step keeps, together."""
+    """Events of a step beyond the limit, together."""
 
     @property
     def opening(self) -> str:
-        """The field that says that an event is of this kind, in JSON: its first one."""
+        """The first field of an event of this kind, as JSON."""
         return f'{EventField.KIND.key}"{self.value}"'
 
 
 class EventField(_Name):
-    """The fields of an event. Offsets are ns after the step's start."""
+    """The fields of an event. Offsets are ns from the step's start."""
 
     KIND = "k"
     """An :class:`EventKind`."""
@@ -80,30 +78,30 @@ class EventField(_Name):
     """Offset of its start."""
     DURATION_NS = "d"
     WHERE = "w"
-    """Number of the source line that the call came from."""
+    """Number of the calling source line."""
     LOADER = "l"
-    """Number of the DataLoader in rank.json, as of ``MODULE`` and ``OPTIMIZER``."""
+    """Number of the DataLoader in rank.json; likewise ``MODULE`` and ``OPTIMIZER``."""
     COUNT = "n"
-    """Samples of a batch; how many forwards, or further events, there were."""
+    """Samples of a batch; number of forwards or of further events."""
     BATCHES_READY = "q"
-    """Batches that workers had ready."""
+    """Number of batches that workers had ready."""
     ASLEEP_NS = "z"
-    """Of a loader without workers: how long, in this ``next()``, nothing of the process computed and the thread did not wait
-    for a CPU either, as while storage answers. In a few steps a second."""
+    """For a loader without workers: ns of this ``next()`` in which nothing of the process computed and the thread did not wait for
+    a CPU, for example while waiting for storage. In a few steps per second."""
     EXHAUSTED = "end"
-    """Whether the loader had no batch left: the pass is over."""
+    """Whether the loader had no batch left."""
     MODULE = "m"
     """Number of the DDP module."""
     ELEMENTS = "e"
-    """Elements of all tensors among the forward's inputs."""
+    """Number of elements of all tensors in the forward's inputs."""
     SYNCED = "sync"
     """Whether gradients were reduced in this backward."""
     FORWARD_END_NS = "base"
-    """Offset of the end of the forward that this backward belongs to."""
+    """Offset of the end of the forward of this backward."""
     READY_NS = "ready"
-    """For each bucket, how long after ``FORWARD_END_NS`` its last gradient was there."""
+    """For each bucket: ns from ``FORWARD_END_NS`` until its last gradient was ready."""
     ALSO = "also"
-    """Of further DDP modules reduced in this backward, each ``MODULE``, ``SYNCED``, ``FORWARD_END_NS`` and ``READY_NS``."""
+    """For each further DDP module reduced in this backward: ``MODULE``, ``SYNCED``, ``FORWARD_END_NS`` and ``READY_NS``."""
     OPTIMIZER = "o"
     """Number of the optimizer."""
     OPERATION = "op"
@@ -120,25 +118,25 @@ class EventField(_Name):
 
 
 class CallField(_Name):
-    """The fields of a line of ``calls.jsonl``, beside those of an event and ``LineField.STEP``."""
+    """The fields of a line of ``calls.jsonl``, in addition to those of an event and ``LineField.STEP``."""
 
     OPEN = "open"
-    """1 until the call has returned; of an asynchronous one for good."""
+    """1 until the call has returned; always 1 for an asynchronous call."""
     NUMBER = "call"
-    """Counted from the recording's begin."""
+    """Number of the call since the start of the recording."""
     TURN = "n"
-    """The same among those of its process group: on all its ranks, what has the same number belongs together. Messages
-    between two ranks have none."""
+    """Number of the call within its process group. The calls of its ranks with the same number belong together. Point-to-point
+    messages have none."""
     LAST_TURN = "p"
-    """``TURN`` of the same call, from the same line with as many bytes, the last time before; 0 if there was none."""
+    """``TURN`` of the previous call from the same line with as many bytes; 0 if there was none."""
     TURN_BEFORE = "pp"
-    """The same of the time before that."""
+    """``TURN`` of the one before that."""
     DTYPE = "t"
-    """Type of the tensor's elements, ``float32``."""
+    """Type of the tensor's elements, such as ``float32``."""
 
 
 class Mark(_Name):
-    """In the ``marks`` of a step: why it is not like the others."""
+    """Marks of a step: the reasons why it differs from others."""
 
     OPENED = "profiler_open"
     """The first step of the profiler window: it includes opening the profiler."""
@@ -147,85 +145,86 @@ class Mark(_Name):
     CLOSED = "profiler_close"
     """The step at whose start the profiler was closed, up to a second or more after the window."""
     SAVING = "profiler_save"
-    """The trace was being written; or the window had ended, and kernels were still recorded."""
+    """The trace was being written, or the window had ended but kernels were still recorded."""
     USER_PROFILER = "user_profiler"
     """The job's own profiler was active."""
 
 
 HELD_NS = 1_000_000
-"""Nanoseconds. A thread that samples another one's stack waits for the GIL. After waiting so long, it sees where the
-GIL was released, and not the code that held it; unless the holder was made to release it, which happens after 5 ms
-(``sys.getswitchinterval``), inside that code."""
+"""ns. A thread that samples another thread waits for the GIL. If it waits at least this long, it sees where the GIL was released,
+not the code that held it, unless the holder was forced to release it within that code, which happens after 5 ms
+(``sys.getswitchinterval``)."""
 
 
 class LineField(_Name):
-    """The fields of the lines: the first of each line says what line it is."""
+    """The fields of the lines. The first field of a line determines its kind."""
 
     SCHEMA = "schema"
     """First line: ``ddpdoctor.steps/2``."""
     THINNED = "thinned"
     LEFT_OUT = "left_out"
-    """Second and third line of a long log, see :mod:`.compaction`."""
+    """Second and third line of a thinned log; see :mod:`.compaction`."""
 
     STEP = "step"
-    """Line of a step: its number. With it ``TIME_NS``, and where its events were recorded, all that follows to ``MARKS``."""
+    """Line of a step: its number. With ``TIME_NS`` and, if its events were recorded, the fields up to ``MARKS``."""
     TIME_NS = "t"
-    """Epoch ns. Of a step: a list of its start and its end."""
+    """Epoch ns. For a step: a list of its start and end."""
     THIN = "thin"
     """True: only the step's times were recorded."""
     CPU_NS = "cpu"
-    """CPU time of the training thread; null where unknown."""
+    """CPU time of the training thread, ns; null if unknown."""
     RUN_DELAY_NS = "runq"
-    """Time in which that thread could run but had no CPU; null where unknown."""
+    """Time in which that thread was runnable without a CPU, ns; null if unknown."""
     EVENTS = "ev"
     MARKS = "marks"
 
     WHERE = "where"
-    """Definition of a source line: its number. With it ``FILE``, ``LINE`` and ``FUNCTION``; before the number's first use."""
+    """Definition of a source line: its number. With ``FILE``, ``LINE`` and ``FUNCTION``. Written before the number's first use."""
     CALLER = "by"
-    """In a definition: the number of the line that called the function which this line is in. Who calls a line from two places
-    has two numbers."""
+    """In a definition: number of the line that called this line's function. A line called from two places has two numbers."""
     THROUGH = "through"
-    """In a definition: lines of well-known packages between this line and torch, ``[file, line, function]`` each, the innermost
-    first. Who comes to torch from a line in two ways has two numbers."""
+    """In a definition: lines of well-known packages between this line and torch, each ``[file, line, function]``, innermost first.
+    A line that reaches torch in two ways has two numbers."""
     FILE = "file"
     LINE = "line"
     FUNCTION = "function"
 
     EVALUATED = "evaluated"
-    """Number of a step in which all models of the job were in evaluation mode, and had not been before; by a look each second."""
+    """Number of a step in which all models of the job were found in evaluation mode, and had not been before; checked once a
+    second."""
 
     SAVED = "saved"
-    """Number of a step in which a checkpoint was saved, written at once: the step's own line is lost if the rank ends within it."""
+    """Number of a step in which a checkpoint was saved. Written at once, because the step's own line is lost if the rank ends in
+    it."""
 
     DEVICE = "device"
-    """Times of a step on its device: the step's number. With it ``DEVICE_START_NS`` and ``DEVICE_TIMES_NS``."""
+    """Times of a step on its device: the step's number. With ``DEVICE_START_NS`` and ``DEVICE_TIMES_NS``."""
     DEVICE_START_NS = "at"
-    """When the step began, ns since the first step that was timed, on the device's own clock."""
+    """Start of the step on the device's clock, ns since the first timed step."""
     DEVICE_TIMES_NS = "times"
-    """Pairs of a moment's name and ns after ``DEVICE_START_NS``."""
+    """Pairs of an event's name and its time, ns after ``DEVICE_START_NS``."""
 
     NOTE = "note"
     """A sentence for readers of the log."""
     END = "end"
     """True: the process group was destroyed, or the process ended, at ``TIME_NS``."""
     SAMPLES = "s"
-    """In ``samples.jsonl``: [ns after ``TIME_NS``, source line of the user's, innermost source line] of each. With it ``HELD``."""
+    """In ``samples.jsonl``: [ns after ``TIME_NS``, user's source line, innermost source line] of each sample. With ``HELD``."""
     HELD = "h"
-    """For how many ns each sample waited for the GIL; 0 below ``HELD_NS``."""
+    """ns that each sample waited for the GIL; 0 below ``HELD_NS``."""
     CLOSER = "c"
-    """Like ``SAMPLES``, of looks that were taken one after the other during about a step, of which only those are kept that had
-    to wait so long. With it ``HELD`` and ``LOOKED_NS``."""
+    """Like ``SAMPLES``, for successive attempts during about one step, of which only those are kept that waited that long. With
+    ``HELD`` and ``LOOKED_NS``."""
     LOOKED_NS = "n"
-    """For how long the looks of ``CLOSER`` were taken."""
+    """Duration of the attempts of ``CLOSER``, ns."""
 
 
 _BRIEF_LINE = f"{{{LineField.STEP.key}%d{LineField.TIME_NS.next_key}[%d,%d]{LineField.THIN.next_key}true}}\n"
 
 
 def brief_lines(first: int, times_ns: Sequence[int]) -> str:
-    """The lines of steps of which only the times are known, from the step ``first`` on; ``times_ns`` are start and end of each, epoch ns,
-    in turn."""
+    """The lines of steps of which only the times are known, from the step ``first`` on. ``times_ns``: start and end of each, epoch
+    ns, alternating."""
     numbers: list[int] = []
     for index in range(0, len(times_ns), 2):
         numbers += first + index // 2, times_ns[index], times_ns[index + 1]
@@ -233,45 +232,45 @@ def brief_lines(first: int, times_ns: Sequence[int]) -> str:
 
 
 class WorkerField(_Name):
-    """The fields of the lines of ``workers.jsonl``, beside those of a definition of a source line, which ``PROCESS`` makes one of
-    this process."""
+    """The fields of the lines of ``workers.jsonl``, in addition to those of a source line's definition, to which ``PROCESS`` is
+    added."""
 
     PROCESS = "pid"
-    """Of the worker, in every line that it writes."""
+    """Process id of the worker, in every line that it writes."""
     WORKER = "worker"
-    """Line of what a worker did since its last one: its number. With it all that follows to ``HELD``."""
+    """Line of a worker's work since its last one: its number. With the fields up to ``HELD``."""
     WORKERS = "of"
-    """How many workers the loader has."""
+    """Number of workers of the loader."""
     SPAN_NS = "t"
     """Epoch ns of the begin and the end."""
     BATCHES = "n"
-    """Batches that it prepared; its first one is not counted, here and in what follows."""
+    """Number of batches prepared. Its first batch is not counted, here and below."""
     PREPARING_NS = "d"
-    """For how long it prepared batches."""
+    """Time spent preparing batches, ns."""
     SQUARES_MS2 = "q"
     """Sum of the squares of the batches' times, ms²."""
     CPU_NS = "cpu"
-    """CPU time of its main thread in that time; null where unknown."""
+    """CPU time of its main thread in the span, ns; null if unknown."""
     RUN_DELAY_NS = "runq"
-    """For how long that thread could run but had no CPU; null where unknown."""
+    """Time in which that thread was runnable without a CPU, ns; null if unknown."""
     SAMPLES = "s"
-    """[ns after the begin, source line of the user's, innermost source line, 0 or 1: whether it slept] of each, while it
+    """[ns after the begin, user's source line, innermost source line, 1 if it slept, otherwise 0] of each sample taken while it
     prepared a batch."""
     HELD = "h"
     """As in ``samples.jsonl``."""
 
     LOADER = "loader"
-    """Line of the rank, at the start of workers: the number of their loader. With it ``PROCESSES``."""
+    """Line written by the rank at the start of workers: the number of their loader. With ``PROCESSES``."""
     PROCESSES = "pids"
 
 
 def renamed(fields: type[_Name]) -> dict[str, str]:
-    """Names on disk by the reader's names, for a decoder that renames."""
+    """Names on disk by the readers' names, for a decoder."""
     return {field.name.lower(): field.value for field in fields}
 
 
 class Phase(str, Enum):
-    """The phase of the training thread: that of the innermost function on its stack which has one."""
+    """The phase of the training thread, from the innermost function on its stack that has one."""
 
     DATA = "data"
     """Waiting for, or preparing, a batch of a DataLoader."""
@@ -279,23 +278,23 @@ class Phase(str, Enum):
     EVALUATION = "evaluation"
     """Forwards without gradients."""
     BACKWARD = "backward"
-    """With it the wait for the reduction of the gradients."""
+    """Includes the wait for the reduction of the gradients."""
     OPTIMIZER = "optimizer"
     COLLECTIVE = "collective"
-    """Called from Python, but for barriers."""
+    """A collective called from Python, except barriers."""
     BARRIER = "barrier"
     WAIT = "wait"
-    """For an asynchronous collective."""
+    """Waiting for an asynchronous collective."""
     SAVE = "save"
     LOAD = "load"
     RENDEZVOUS = "rendezvous"
-    """Making a process group, or asking its store."""
+    """Creating a process group, or accessing its store."""
     COMPILE = "compile"
-    """``torch.compile`` at work."""
+    """Compilation by ``torch.compile``."""
     DEBUGGER = "debugger"
-    """A user debugs it with pdb, or it waits for input."""
+    """A debugger, such as pdb, waits for the user."""
     OTHER = "other"
-    """Code of the user's, or of a library: the frames say which."""
+    """Code of the user or of a library; see the frames."""
 
 
 WAITING_PHASES = frozenset((Phase.COLLECTIVE, Phase.BARRIER, Phase.WAIT, Phase.RENDEZVOUS))
@@ -320,11 +319,11 @@ PHASE_WORDS = {
     Phase.DEBUGGER: "a debugger",
     Phase.OTHER: "other code",
 }
-"""As a table names them."""
+"""Names of phases in tables."""
 
 
 def phase_words(name: object) -> str | None:
-    """A phase as reports name it; None for none that is known."""
+    """The name of a phase in reports; None if unknown."""
     try:
         return PHASE_WORDS[Phase(name)]
     except ValueError:
@@ -332,13 +331,13 @@ def phase_words(name: object) -> str | None:
 
 
 def waits_for_others(phase: object, groups: object) -> bool:
-    """Whether a rank in ``phase`` waits for other ranks. ``groups``: by name of the process group, the numbers of its last collective that
-    was enqueued, started and completed, -1 for none; not a dictionary if unknown."""
+    """Whether a rank in ``phase`` waits for other ranks. ``groups``: by process group, the numbers of its last collective enqueued,
+    started and completed, -1 for none; not a dictionary if unknown."""
     return phase in WAITING_PHASES or (bool(groups_with_open(groups)) and phase not in OWN_PHASES)
 
 
 def groups_with_open(groups: object) -> list[str]:
-    """Names of the process groups of which a collective is enqueued and not complete."""
+    """Names of the process groups with a collective that is enqueued and not complete."""
     return [name for name, numbers in groups.items() if _is_open(numbers)] if isinstance(groups, dict) else []
 
 

@@ -1,22 +1,22 @@
-"""How ranks stopped: the files in a run directory on a job that hangs, and of ranks that crashed or raised.
+"""Reads the status files in a run directory of a job that hangs, and of ranks that crashed or raised.
 
-Of each rank, written in its own process, by threads that do not train::
+For each rank, written in its own process, not by the training thread::
 
     RUN/ranks/<rank>/progress.json      its status, once a second while a step takes longer than that
     RUN/ranks/<rank>/standing.json      stacks of all threads, requested by the launcher because the job seemed to hang
-    RUN/ranks/<rank>/hang_flight.json   torch's flight recorder at that moment, as torch gives it
-    RUN/ranks/<rank>/faults.txt         what faulthandler wrote: at a fatal signal, and where a thread held the GIL for long
-    RUN/ranks/<rank>/ending.json        how its Python ended: in order, or by which exception; none where it was killed
-    RUN/ranks/<rank>/calls.jsonl        the last collectives that it called from Python, or DDP for it, and which have not returned
+    RUN/ranks/<rank>/hang_flight.json   torch's flight recorder at that time, in torch's format
+    RUN/ranks/<rank>/faults.txt         faulthandler's text: at a fatal signal, or if a thread held the GIL for long
+    RUN/ranks/<rank>/ending.json        how its Python ended: in order, or by which exception; missing if it was killed
+    RUN/ranks/<rank>/calls.jsonl        the last collectives called from Python or by DDP, and which have not returned
 
-Of each host, written by the launcher's side, which needs nothing of the rank for it::
+For each host, written by the launcher without the ranks' help::
 
-    RUN/hosts/<host>/stall.json         a standstill: since when, and each rank's process as the kernel sees it
+    RUN/hosts/<host>/stall.json         a standstill: its start, and each rank's process according to the kernel
     RUN/hosts/<host>/ends.json          how the ranks' processes ended: exit code, signal, out of memory
     RUN/hosts/<host>/asked.json         a request to the launcher to end the job: signal and time
 
-All of it may be missing. Documents are replaced as a whole; what :func:`read_stops` gives has only fields of the types that they
-should have. ``docs/formats.md`` describes the fields.
+Each file may be missing. Documents are replaced as a whole. :func:`read_stops` returns only fields of valid types.
+``docs/formats.md`` describes the fields.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from enum import Enum
 from typing import Any
 
 from . import layout, typed
-from .calls_page import CALL_SLOTS, OWN_SLOTS
+from .calls_page import CALL_SLOTS, DDP_SLOTS
 from .files import folders_in, parsed, read_bounded, read_json, unreadable
 from .notes import Note
 from .stepevents import CallField
@@ -40,40 +40,39 @@ ENDING_SCHEMA = "ddpdoctor.ending/1"
 STALL_SCHEMA = "ddpdoctor.stall/2"
 ENDS_SCHEMA = "ddpdoctor.ends/1"
 ASKED_SCHEMA = "ddpdoctor.asked/1"
-_READ_TOO = {STALL_SCHEMA: "ddpdoctor.stall/1"}
-"""Schemas of an earlier version that are read, too."""
+_OLDER_SCHEMAS = {STALL_SCHEMA: "ddpdoctor.stall/1"}
+"""Schemas of earlier versions that are also read."""
 
-_MOST_CALLS_BYTES = (CALL_SLOTS + OWN_SLOTS) * 512
+_MOST_CALLS_BYTES = (CALL_SLOTS + DDP_SLOTS) * 512
 MOST_FAULTS_BYTES = 1 << 20
-"""A fault's text of a hundred threads with a hundred frames each has less."""
+"""Upper limit of a fault's text; with a hundred threads of a hundred frames it has less."""
 
 
 class End(str, Enum):
-    """How a rank's Python ended, by its own account."""
+    """How a rank's Python ended, according to the rank."""
 
     IN_ORDER = "in_order"
-    """The interpreter was left without an uncaught exception; the exit code need not be 0."""
+    """The interpreter exited without an uncaught exception; the exit code may still be nonzero."""
     EXCEPTION = "exception"
     RAISING = "raising"
-    """It had not ended: a collective or a backward pass has raised, and whether the program handled that is not
-    known."""
+    """It had not ended: a collective or backward raised, and it is unknown whether the program handled that."""
 
 
 class Standstill(str, Enum):
-    """The outcome of a standstill."""
+    """The state of a standstill."""
 
     LASTS = "lasts"
     RESUMED = "resumed"
     """A rank has finished a step since."""
     ENDED = "ended"
-    """The job ended in it."""
+    """The job ended during it."""
     KILLED = "killed"
     """The launcher ended the job, as requested."""
 
 
 @dataclass(frozen=True)
 class RankStop:
-    """What one recording of a rank holds; documents are None where there are none."""
+    """The files of one recording of a rank; a document is None if missing."""
 
     rank: int
     repeat: int
@@ -84,14 +83,14 @@ class RankStop:
     flight: str | None = None
     """Path of ``hang_flight.json``."""
     faults: str = ""
-    """The text of ``faults.txt``, its first megabyte."""
+    """The text of ``faults.txt``; empty if it has more than ``MOST_FAULTS_BYTES``."""
     calls: list[dict[str, Any]] = field(default_factory=list)
-    """Those of ``calls.jsonl``, the first one first; by the names on disk."""
+    """The calls of ``calls.jsonl``, in order, with the names on disk."""
 
 
 @dataclass(frozen=True)
 class HostStop:
-    """What the launcher's side of one host holds."""
+    """The launcher's files of one host."""
 
     host: str
     """Name of its folder."""
@@ -102,14 +101,14 @@ class HostStop:
 
 @dataclass(frozen=True)
 class Stops:
-    """What all ranks and hosts of a run have written."""
+    """The status files of all ranks and hosts of a run."""
 
     ranks: list[RankStop] = field(default_factory=list)
     hosts: list[HostStop] = field(default_factory=list)
 
 
 def signal_name(number: int) -> str:
-    """The signal's usual name, such as SIGTERM."""
+    """The signal's name, such as SIGTERM."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -117,7 +116,7 @@ def signal_name(number: int) -> str:
 
 
 def read_stops(run: str, notes: list[Note]) -> Stops:
-    """Read these files of ``run``; broken files are reported in ``notes``. Never raises."""
+    """Read the status files of ``run``; broken files are reported in ``notes``. Never raises."""
     ranks = []
     for name, path in _folders(os.path.join(run, "ranks")):
         number = layout.parse_rank_directory(name)
@@ -151,7 +150,7 @@ def _rank_stop(rank: int, repeat: int, path: str, notes: list[Note]) -> RankStop
 
 
 def launches_of(run: str, notes: list[Note]) -> list[dict[str, Any]]:
-    """The records ``launch-<pid>.json`` of a run's launchers, as far as they can be read. Never raises."""
+    """The readable records ``launch-<pid>.json`` of a run's launchers. Never raises."""
     found = []
     for _, folder in _folders(os.path.join(run, "hosts")):
         try:
@@ -167,15 +166,15 @@ def launches_of(run: str, notes: list[Note]) -> list[dict[str, Any]]:
 def document_in(
     folder: str, name: str, schema: str, fields: Mapping[str, typed.Check], notes: list[Note], lost: str = ""
 ) -> dict[str, Any] | None:
-    """The document of that name, with only fields of the types that they should have; None where there is none. ``lost``: what is
-    not known where it is broken. Never raises."""
+    """Read the document ``name``, without fields of invalid types; None if there is none. ``lost``: what is unknown if it is
+    broken. Never raises."""
     path = os.path.join(folder, name)
     if not os.path.lexists(path):
         return None
     found = read_json(path, notes, lost)
     if found is None:
         return None
-    if found.get("schema") not in (schema, _READ_TOO.get(schema, schema)):
+    if found.get("schema") not in (schema, _OLDER_SCHEMAS.get(schema, schema)):
         named = found.get("schema")
         what = "names no schema" if named is None else f"is of another schema ({str(named)[:40]})"
         notes.append(Note(f"{path} {what} and is skipped{lost and ': '}{lost}."))
@@ -184,7 +183,7 @@ def document_in(
 
 
 def _read(path: str, most_bytes: int, notes: list[Note]) -> bytes:
-    """The bytes of a file; none if it is missing, or cannot be read, which becomes a note."""
+    """The bytes of a file; empty if it is missing, or unreadable, which becomes a note."""
     try:
         return read_bounded(path, most_bytes)
     except OSError as error:
@@ -194,7 +193,7 @@ def _read(path: str, most_bytes: int, notes: list[Note]) -> bytes:
 
 
 def _calls(data: bytes) -> list[dict[str, Any]]:
-    """A slot that the rank's end cut short is passed over."""
+    """The calls in the lines of ``data``. A slot that was incomplete when the rank ended is skipped."""
     found = []
     for line in data.split(b"\n"):
         try:

@@ -1,4 +1,4 @@
-"""The types of the fields of manifest.json, rank.json and telemetry.jsonl. A field of another type is left out, with
+"""Types of the fields of manifest.json, rank.json, telemetry.jsonl and the status files. Fields of another type are left out, with
 a note."""
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from .stepevents import CallField, EventField, LineField
 
 Check = Callable[[Any], bool]
 _MOST_RANKS = 10_000_000
-"""No job has so many: a world size beyond it was not written by the hook."""
+"""Upper limit of a world size; a larger one was not written by the hook."""
 _LATEST_NS = 1 << 62
-"""In the year 2116; sums and differences of two moments before it have 64 bits."""
+"""In the year 2116. Sums and differences of two times before it fit into 64 bits."""
 _MOST_LETTERS = 1 << 20
 
 
@@ -28,7 +28,7 @@ def _number(value: Any) -> bool:
 
 
 def is_moment(value: Any) -> bool:
-    """Whether ``value`` can be a moment in nanoseconds of the epoch."""
+    """Whether ``value`` is a valid time in epoch ns."""
     return _whole(value) and 0 <= value < _LATEST_NS
 
 
@@ -64,7 +64,7 @@ def _texts(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_text, value.values()))
 
 
-def _with(**fields: Check) -> Check:
+def _object_with(**fields: Check) -> Check:
     return lambda value: isinstance(value, dict) and not invalid_fields(value, fields)
 
 
@@ -74,7 +74,7 @@ def _each(check: Check, names: str) -> dict[str, Check]:
 
 
 def invalid_fields(document: Mapping[str, Any], fields: Mapping[str, Check]) -> dict[str, Any]:
-    """The fields of ``document`` that are not of the types they should have."""
+    """The fields of ``document`` whose types are invalid."""
     return {
         name: document[name]
         for name, check in fields.items()
@@ -96,7 +96,7 @@ MANIFEST: Mapping[str, Check] = {
     "environment": _texts,
 }
 
-_DDP = _with(
+_DDP = _object_with(
     **_each(_whole, "id where"),
     **_each(_text, "module dtypes comm_hook"),
     **_each(_number, "bucket_cap_bytes parameters_bytes largest_parameter_bytes"),
@@ -105,7 +105,7 @@ _DDP = _with(
     broadcast_buffers=_flag,
     bucket_bytes=_list_of(_number),
 )
-_LOADER = _with(
+_LOADER = _object_with(
     **_each(_whole, "id where num_workers prefetch_factor batch_size"),
     **_each(_flag, "pin_memory persistent_workers drop_last"),
     **_each(_text, "sampler dataset"),
@@ -122,22 +122,22 @@ RANK: Mapping[str, Check] = {
     "pid_namespace": _count,
     "process_groups": _list_of(_mapping),
     "ddp": _list_of(_DDP),
-    # No null for the id, for which the place in the list stands where there is none.
+    # The id must not be null. If it is missing, the position in the list counts.
     "loaders": _list_of(lambda value: _LOADER(value) and value.get("id", 0) is not None),
     "optimizers": _list_of(_mapping),
-    "threads": _with(torch=_whole, interop=_whole),
+    "threads": _object_with(torch=_whole, interop=_whole),
     "frameworks": _texts,
     "environment": _texts,
-    "window": _with(state=_text, why=_text),
-    "captures": _list_of(_with(number=_count, state=_text, why=_text, steps=_list_of(_count))),
-    "hook": _with(errors=_list_of(_text)),
+    "window": _object_with(state=_text, why=_text),
+    "captures": _list_of(_object_with(number=_count, state=_text, why=_text, steps=_list_of(_count))),
+    "hook": _object_with(errors=_list_of(_text)),
     "notes": _list_of(_text),
 }
 
 TELEMETRY_HEADER: Mapping[str, Check] = {
     **_each(_text, "schema host"),
     "started_ns": is_moment,
-    "host_facts": _with(
+    "host_facts": _object_with(
         **_each(_number, "cpu_count_usable cpu_count_logical numa_nodes memory_total_bytes"),
         **_each(_number, "cgroup_cpu_limit_cores cgroup_memory_limit_bytes"),
     ),
@@ -149,13 +149,13 @@ TELEMETRY_HEADER: Mapping[str, Check] = {
         )
     ),
 }
-_RANK_USE = _with(
+_RANK_USE = _object_with(
     pid=_process,
     **_each(_number, "cpu_percent rss_bytes num_children"),
     **_each(_number, "process_rss_bytes process_memory_bytes children_memory_bytes"),
 )
 TELEMETRY_SAMPLE: Mapping[str, Check] = {
-    "host": _with(
+    "host": _object_with(
         **_each(_number, "cpu_percent iowait_percent memory_used_bytes"),
         **_each(_number, "memory_available_bytes cgroup_memory_free_bytes"),
         **_each(_number, "swap_in_bytes_per_s swap_out_bytes_per_s"),
@@ -182,16 +182,16 @@ _GPU: Mapping[str, Check] = {
 
 
 _FRAME = _list_of(lambda value: _text(value) or _count(value) or value is None)
-"""File, line and function of a place in code; the line may be unknown."""
+"""File, line and function of a frame; the line may be unknown."""
 _FRAMES = _list_of(_FRAME)
 
 
 def _groups(value: Any) -> bool:
-    """By the group's name: numbers of the last collective enqueued, started and completed, -1 for none or unknown."""
+    """By process group: numbers of the last collective enqueued, started and completed, -1 for none or unknown."""
     return isinstance(value, dict) and all(map(_list_of(_whole), value.values()))
 
 
-_RAISED = _with(type=_text, message=_text, relation=_text, frames=_FRAMES)
+_RAISED = _object_with(type=_text, message=_text, relation=_text, frames=_FRAMES)
 PROGRESS: Mapping[str, Check] = {
     **_each(_text, "schema phase"),
     **_each(_ranks, "rank world_size"),
@@ -206,7 +206,7 @@ PROGRESS: Mapping[str, Check] = {
 STANDING: Mapping[str, Check] = {
     **PROGRESS,
     "request": _count,
-    "threads": _list_of(_with(name=_text, training=_flag, frames=_FRAMES)),
+    "threads": _list_of(_object_with(name=_text, training=_flag, frames=_FRAMES)),
     "raised": _list_of(_RAISED),
     "errors": _list_of(_text),
 }
@@ -224,14 +224,14 @@ STALL: Mapping[str, Check] = {
     **_each(is_moment, "detected_ns silent_since_ns looked_ns"),
     "silent_s": _number,
     "ranks": _list_of(
-        _with(
+        _object_with(
             rank=_ranks,
             pid=_process,
             **_each(_flag, "answered in_order waits computes joined"),
             **_each(_text, "phase faults"),
             step=_count,
             last_step_ns=is_moment,
-            process=_with(**_each(_text, "state wchan syscall"), tracer=_count),
+            process=_object_with(**_each(_text, "state wchan syscall"), tracer=_count),
         )
     ),
 }
@@ -240,7 +240,7 @@ ENDS: Mapping[str, Check] = {
     **_each(_text, "schema host boot"),
     "oom_kills": _count,
     "ends": _list_of(
-        _with(
+        _object_with(
             rank=_ranks,
             pid=_process,
             seen_ns=is_moment,
@@ -255,7 +255,7 @@ ENDS: Mapping[str, Check] = {
 def fitting(
     document: dict[str, Any], fields: Mapping[str, Check], path: str, notes: list[Note]
 ) -> dict[str, Any]:
-    """``document`` of ``path`` without the fields whose types are not those of ``fields``; one note names them."""
+    """Return ``document`` of ``path`` without the fields that do not pass ``fields``. A note names them."""
     wrong = invalid_fields(document, fields)
     if not wrong:
         return document

@@ -127,7 +127,7 @@ def _end_evidence(each: RankEvidence, run: RunEvidence, *, alone: bool = False) 
     polite = POLITE | ({asked} if asked and asked != signal.SIGKILL else set())
     way = exit_of(each.code, each.signal, left=each.left, polite=polite)
     if way is Exit.CODE and ended_by_controller(run):
-        way = Exit.ALIKE
+        way = Exit.SAME_CODE
     lost = (alone or way is not Exit.POLITE) and any(
         _was_affected(other, each, run) for other in run.ranks.values()
     )

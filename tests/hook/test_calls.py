@@ -17,7 +17,7 @@ import pytest
 
 from ddpdoctor.hook.recording import active, backwards
 from ddpdoctor.hook.recording.crash_records import Calls
-from ddpdoctor.rundir import CALL_SLOTS, OWN_SLOTS, lines_of_calls
+from ddpdoctor.rundir import CALL_SLOTS, DDP_SLOTS, lines_of_calls
 
 backward = import_module("ddpdoctor.hook.patches.backward")  # as the hook itself loads it
 SUM, GRADIENTS = '"k":"coll","op":"all_reduce","pg":"0"', '"k":"bwd","pg":"0"'
@@ -38,7 +38,7 @@ class Memory:
 def test_calls_of_a_group_are_numbered_whoever_issues_them() -> None:
     memory = Memory()
     calls = Calls(memory)  # type: ignore[arg-type]
-    calls.end(calls.begin(calls.recurring(GRADIENTS, "0"), 0, own=True))
+    calls.end(calls.begin(calls.recurring(GRADIENTS, "0"), 0, by_ddp=True))
     calls.end(calls.begin(calls.recurring(SUM, "0"), 0))
     calls.begin(calls.recurring('"k":"coll","op":"isend","pg":"0"', None), 0)
     calls.end(calls.begin(calls.recurring(SUM.replace('"0"', '"1"'), "1"), 1))
@@ -53,10 +53,10 @@ def test_what_ddp_issues_in_every_step_pushes_out_no_call_from_python() -> None:
     memory = Memory()
     calls = Calls(memory)  # type: ignore[arg-type]
     calls.end(calls.begin(calls.recurring(SUM, "0"), 0))
-    for step in range(3 * OWN_SLOTS + CALL_SLOTS):
-        calls.end(calls.begin(calls.recurring(GRADIENTS, "0"), step, own=True))
+    for step in range(3 * DDP_SLOTS + CALL_SLOTS):
+        calls.end(calls.begin(calls.recurring(GRADIENTS, "0"), step, by_ddp=True))
     rows = memory.rows()
-    assert (len(rows), rows[0]["k"]) == (1 + OWN_SLOTS, "coll")
+    assert (len(rows), rows[0]["k"]) == (1 + DDP_SLOTS, "coll")
     last = rows[-1]["n"]
     assert (rows[-1]["p"], rows[-1]["pp"]) == (last - 1, last - 2)
 
@@ -82,8 +82,8 @@ def brief(monkeypatch) -> Iterator[SimpleNamespace]:
     )
     session = SimpleNamespace(
         recorder=recorder,
-        backward=SimpleNamespace(depth=0, steps_optimizer=False, usual=None, lines={}),
-        models=SimpleNamespace(to_reduce=lambda: seen, open=[]),
+        backward=SimpleNamespace(depth=0, steps_optimizer=False, last=None, lines={}),
+        models=SimpleNamespace(first_reducing=lambda: seen, open=[]),
         devices=None,
         thread_is_known=True,
     )
@@ -96,7 +96,7 @@ def brief(monkeypatch) -> Iterator[SimpleNamespace]:
 @pytest.mark.parametrize("memory", [Memory, NoMemory])
 def test_a_backward_is_over_and_counted_once_also_without_memory_for_its_call(brief, memory) -> None:
     brief.recorder.calls = calls = Calls(memory())
-    reduce = backward._wrapped(lambda: None)
+    reduce = backward._fast_wrapper(lambda: None)
     for _ in range(4):
         reduce()
     assert brief.backward.depth == 0
@@ -117,10 +117,10 @@ done.set()
 
 def test_a_backward_may_be_called_as_a_function_in_the_outermost_frame(brief, monkeypatch) -> None:
     """There is no frame above, as there is above ``Tensor.backward``."""
-    reduce, done = backward._wrapped(lambda: None), threading.Event()
+    reduce, done = backward._fast_wrapper(lambda: None), threading.Event()
     program = compile(_OUTERMOST, "train.py", "exec")
     monkeypatch.setattr(
-        backward, "_METHOD", next(each for each in program.co_consts if hasattr(each, "co_code"))
+        backward, "_TENSOR_BACKWARD", next(each for each in program.co_consts if hasattr(each, "co_code"))
     )
     names = {"reduce": reduce, "recorder": brief.recorder, "done": done, "get_ident": get_ident}
     # A thread of ``threading`` has frames of its own above.

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddpdoctor.hook import guard
-from ddpdoctor.hook.stalls.status_thread import SAME_LOOKS, DeviceMemory
+from ddpdoctor.hook.stalls.status_thread import SAMPLES_PER_INTERVAL, DeviceMemory
 from ddpdoctor.measure.memory import memory_of
 from ddpdoctor.measure.steplog import read_rank_log
 from ddpdoctor.rundir import MEMORY_FILE, Phase, RunDirectory
@@ -79,9 +79,9 @@ def looking(monkeypatch):
 
 def test_looks_become_rarer(looking):
     session, memory = looking
-    for _ in range(7 * SAME_LOOKS):
+    for _ in range(7 * SAMPLES_PER_INTERVAL):
         memory.look()
-    assert len(session.spool.lines) == 1 + 3 * SAME_LOOKS
+    assert len(session.spool.lines) == 1 + 3 * SAMPLES_PER_INTERVAL
     assert json.loads(session.spool.lines[-1])["phase"] == "forward"
 
 

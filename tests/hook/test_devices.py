@@ -86,11 +86,11 @@ def test_whether_a_step_is_done_is_read_from_its_events(monkeypatch) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     found = devices["Devices"](SimpleNamespace(pending=[]))
-    assert not found.has_done(14), "no events were recorded"
+    assert not found.has_finished(14), "no events were recorded"
     found._waiting += [(step, [("start", event(True)), ("end", event(step == 14))]) for step in (14, 15)]
     found._cuda = SimpleNamespace(is_current_stream_capturing=lambda: True)
-    assert not found.has_done(14), "not even a query is allowed now"
+    assert not found.has_finished(14), "not even a query is allowed now"
     found._cuda = SimpleNamespace(is_current_stream_capturing=lambda: False)
-    assert found.has_done(14) and not found.has_done(15)
+    assert found.has_finished(14) and not found.has_finished(15)
     found._cuda = SimpleNamespace(is_current_stream_capturing=failed)
-    assert found.has_done(14) and not found.has_done(15)
+    assert found.has_finished(14) and not found.has_finished(15)

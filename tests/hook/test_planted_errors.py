@@ -34,7 +34,13 @@ def test_no_error_of_ours_reaches_the_job(tmp_path) -> None:
             pytest.param(f"finder.{name}", marks=pytest.mark.extended)
             for name in ("_watched_spec", "after_import")
         ),
-        *("install.install", "patching.around", "patching._skip", "patching.cell_of", "patching._uncounted"),
+        *(
+            "install.install",
+            "patching.around",
+            "patching._skip",
+            "patching.cell_of",
+            "patching._code_hidden_from_warnings",
+        ),
         *("guard.part", "patches.optimizers.install", "lifetime.watch_process"),
     ],
 )

@@ -105,7 +105,7 @@ def test_the_steps_after_a_destroyed_process_group_are_recorded_in_full(recorder
     active.record(full=False)
     recorder.end_step(recorder.cut(begin + 5_000_000))
     assert not active.full
-    recorder.record_as_at_first()
+    recorder.record_new_training()
     recorder.end_step(recorder.cut(begin + 9_000_000))
     assert active.full and recorder.full_since > begin
 
@@ -115,7 +115,7 @@ def test_a_job_of_many_trainings_pays_no_more_than_another_one(recorder):
     recorder.describe = lambda: described.append(recorder.step)
     for training in range(12):
         recorder.thinning.every = 64
-        recorder.record_as_at_first()
+        recorder.record_new_training()
         assert recorder.thinning.every == (1 if training < 8 else 64)
         for _ in range(20):
             recorder.end_step(recorder.cut(recorder.start_perf_ns + 1_000_000))
@@ -192,7 +192,7 @@ def test_checkpoints_beyond_the_most_events_are_counted_in_their_own_step(record
     stepping = import_module("ddpdoctor.hook.recording.steps").Stepping(recorder)
     role, begin = Role(), recorder.start_perf_ns
     stepping.listening = False
-    stepping.boundary.alone = role
+    stepping.boundary.only_role = role
     for step, saves in enumerate([2, MOST_EVENTS + 40, 0, MOST_EVENTS + 7, 0]):
         active.record(full=step == 4)
         for _ in range(saves):

@@ -23,7 +23,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-GUARDS = {"around.<locals>.wrapper", "guarded.<locals>.callback", "WeakMap.hold.<locals>.forget", "_stepped"}
+GUARDS = {
+    "around.<locals>.wrapper",
+    "guarded.<locals>.callback",
+    "WeakMap.hold.<locals>.forget",
+    "_after_optimizer_step",
+}
 """What catches errors, those of what it does itself too."""
 TEST_ONLY = {"Patches.suspend", "Patches.resume"}
 

@@ -179,7 +179,7 @@ def _set_variables(order, rank, size, port):
 def _finish_import():
     """The hook waits for an import of torch, which was made before: what its finder does after that."""
     finder = sys.modules.get("_ddpdoctor.hook.finder")
-    wanted = finder and finder._wanted.pop("torch", None)
+    wanted = finder and finder._awaited.pop("torch", None)
     if wanted:
         try:
             getattr(importlib.import_module(wanted[0]), wanted[1])()

@@ -38,9 +38,9 @@ def test_nothing_fails_by_a_single_witness(job: JobEnd, way: Exit, closed: bool)
         (Exit.FORCE, True, BROKEN, FAILED),
         (Exit.FORCE, True, FINE, WELL),
         (Exit.FORCE, False, FINE, FAILED),
-        (Exit.ALIKE, False, BROKEN, UNKNOWN),
-        (Exit.ALIKE, True, FINE, WELL),
-        (Exit.UNSEEN, False, BROKEN, UNKNOWN),
+        (Exit.SAME_CODE, False, BROKEN, UNKNOWN),
+        (Exit.SAME_CODE, True, FINE, WELL),
+        (Exit.UNKNOWN, False, BROKEN, UNKNOWN),
     ],
 )
 def test_with_a_second_one(way: Exit, closed: bool, job: JobEnd, conclusion: Conclusion) -> None:
@@ -64,7 +64,7 @@ def test_requests_and_exceptions() -> None:
         (143, None, True, Exit.POLITE),
         (None, 15, False, Exit.POLITE),
         (None, 9, False, Exit.FORCE),
-        (None, None, True, Exit.UNSEEN),
+        (None, None, True, Exit.UNKNOWN),
     ],
 )
 def test_ways_to_exit(code: int | None, number: int | None, left: bool, way: Exit) -> None:

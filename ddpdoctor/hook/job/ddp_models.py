@@ -1,10 +1,9 @@
-"""The job's DDP modules, by number, and when each reducer's gradients were ready in a backward.
+"""The job's DDP modules and data loaders, by number, and when each DDP bucket's gradients were ready in a backward.
 
-The reducer notes, for each parameter, when its gradient was ready, relative to the end of the forward. That identifies
-the late rank, which the duration of the backward does not, since all ranks wait in it for the last. Reading it copies a
-list of numbers, without device synchronization. (DDP's logger has the same as absolute times, but in every iteration
-only at a sampling rate that synchronizes CUDA devices.) Communication hooks would see the buckets too, but change the
-result's bits.
+DDP's reducer records for each parameter when its gradient was ready, relative to the end of the forward. These times identify the
+late rank; the duration of the backward does not, because all ranks wait in it for the last one. Reading them copies a list of
+numbers, without device synchronization. (DDP's logger has the same as absolute times, but in every iteration only at a sampling
+rate that synchronizes CUDA devices.) Communication hooks also see the buckets, but they change the result's bits.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ _FORWARD_END, _ALSO = EventField.FORWARD_END_NS.next_key, EventField.ALSO.next_k
 _REDUCED = f"{EventField.SYNCED.next_key}true"
 _NOT_REDUCED = f"{EventField.SYNCED.next_key}false"
 
-_MOST_ASKED = 8
-"""Models whose reducers are read in every backward pass."""
+_MOST_MODELS_CHECKED = 8
+"""Upper limit of the models that are asked whether DDP reduces their gradients, in each backward."""
 data_parallel_built: list[bool] = []
-"""Not empty once the job has built the old, one-process ``DataParallel``."""
+"""Not empty if the job has constructed the single-process ``DataParallel``."""
 
 
 class Model:
@@ -37,7 +36,7 @@ class Model:
         self.ref = weakref.ref(ddp)
         self.index = index
         self.forward_end: int | None = None
-        """Since the last backward there was a forward with gradients, and it ended then (perf_counter_ns)."""
+        """End of the last forward with gradients since the last backward, perf_counter_ns; None if there was none."""
         self.group = group_name(getattr(ddp, "process_group", None))
         self.reduces = True
         """Whether that forward prepared DDP to reduce the gradients of the next backward."""
@@ -48,7 +47,7 @@ class Model:
         self._buckets: list[Callable[[list[int]], Any]] | None = None
 
     def after_backward(self) -> bool:
-        """Whether the backward that just ended reduced this model's gradients; ``ready`` then holds each bucket's time, ns."""
+        """Whether the backward that just ended reduced this model's gradients. If so, ``ready`` holds each bucket's time, ns."""
         ddp = self.ref()
         if ddp is None or not self.reduces:
             return False
@@ -63,12 +62,13 @@ class Model:
 
 
 def _buckets(ddp: Any) -> list[Callable[[list[int]], Any]] | None:
-    """For each bucket, what picks its parameters' numbers. None before DDP has rebuilt its buckets, after the first backward."""
+    """For each bucket, a function that selects the entries of its parameters. None until DDP has rebuilt its buckets, after the
+    first backward."""
     text = ddp.logger._get_ddp_logging_data().strs_map.get("rebuilt_per_bucket_param_indices", "")
     groups = [[int(number) for number in group.split()] for group in text.split(",") if group.strip()]
     if not groups:
         return None
-    # A slice keeps the result a sequence where a bucket holds one parameter.
+    # For a bucket with one parameter, a slice makes the result a sequence, too.
     return [
         itemgetter(*group) if len(group) > 1 else itemgetter(slice(group[0], group[0] + 1))
         for group in groups
@@ -76,20 +76,19 @@ def _buckets(ddp: Any) -> list[Callable[[list[int]], Any]] | None:
 
 
 class OpenForward:
-    """A forward in progress. Backward and optimizer may run inside it, as in Lightning's manual optimization: what comes
-    before each backward is then the forward that belongs to it.
-    """
+    """A forward in progress. Backwards and optimizer steps may run inside it, as in Lightning's manual optimization. The time
+    before each backward is then recorded as the forward of that backward."""
 
     __slots__ = ("ddp", "elements", "interrupted", "since")
 
     def __init__(self, ddp: Any, since: int, elements: str) -> None:
         self.ddp = ddp
         self.elements = elements
-        """The field of its event with the size of the inputs."""
+        """The event field with the size of the inputs."""
         self.interrupted = False
-        """Whether a backward ran in it."""
+        """Whether a backward ran inside it."""
         self.since: int | None = since
-        """perf_counter_ns since which it computes; None while a backward runs or an optimizer steps."""
+        """perf_counter_ns since which it computes; None during a backward or an optimizer step."""
 
 
 class Models:
@@ -104,39 +103,37 @@ class Models:
         """Forwards in progress on the training thread, outermost first."""
 
     def find(self, ddp: Any, lines: Lines) -> Model:
-        """The entry of this instance, made at its first forward."""
+        """Return the entry of this instance; create it at the first forward."""
         known = self.known.find(ddp)
         if known is not None:
             return known
-        where = line_of(ddp, lines)
-        if where is None:
-            where = lines.of_frame(calling_frame())
+        line = line_of(ddp, lines)
+        if line is None:
+            line = lines.of_frame(calling_frame())
         model = Model(ddp, self.known.count)
-        self.known.add(ddp, where, model)
+        self.known.add(ddp, line, model)
         self.first = self.first or model
         return model
 
-    def to_reduce(self) -> Model | None:
-        """The first model whose gradients DDP reduces in a backward that begins now; None if it reduces none, as in
-        ``no_sync()``."""
-        for reference, _ in self.known.listed[:_MOST_ASKED]:
+    def first_reducing(self) -> Model | None:
+        """The first model whose gradients DDP reduces in a backward that begins now; None if there is none, as in ``no_sync()``."""
+        for reference, _ in self.known.listed[:_MOST_MODELS_CHECKED]:
             ddp = reference()
             if ddp is not None and getattr(ddp, "require_backward_grad_sync", True):
                 return self.known.find(ddp)
         return None
 
-    def forward_ended(self, model: Model, at: int) -> None:
-        """A forward with gradients has ended, at perf_counter_ns ``at``."""
+    def note_forward_end(self, model: Model, at: int) -> None:
+        """Note that a forward with gradients ended at ``at``, perf_counter_ns."""
         if model.forward_end is None:
             self._forwarded.append(model)
         model.forward_end = at
 
     def after_backward(self, origin: int, since: int) -> str:
-        """The fields of a backward's event: for each model whose forward it went through, whether its gradients were
-        reduced and when.
+        """The fields of a backward's event: for each model whose forward preceded it, whether its gradients were reduced and when.
 
-        ``origin`` is the start of the step, perf_counter_ns; forwards that ended before ``since`` are those of a backward that
-        was not seen.
+        ``origin`` is the start of the step, perf_counter_ns. Forwards that ended before ``since`` are ignored: their backward was
+        not recorded.
         """
         texts = []
         forwarded, self._forwarded = self._forwarded, []
@@ -160,16 +157,17 @@ class Loaders:
 
     def __init__(self) -> None:
         self.known: NumberedWeakMap[int] = NumberedWeakMap()
-        """Each with its number; the source line is the one that built it, or else first iterated it."""
+        """Loaders with their numbers. The source line is the one that constructed the loader or, if unknown, first iterated over
+        it."""
         self._iterators: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._last: tuple[Callable[[], Any], int] = (lambda: None, -1)
-        """The iterator looked up last (weakly), and its loader's number."""
+        """The iterator that was looked up last (weakly), and its loader's number."""
         self.described: list[dict[str, Any]] = []
-        """The first loaders, by number, for rank.json. Described at the first iteration, because the job may keep
-        the iterator only."""
+        """Descriptions of the first loaders for rank.json, by number. Made at the first iteration, because the job may keep only
+        the iterator."""
 
     def number(self, loader: Any, where: int | None, lines: Lines) -> int:
-        """The loader's number."""
+        """Return the loader's number; assign one if it is new."""
         number = self.known.find(loader)
         if number is None:
             number = self.known.count
@@ -180,14 +178,15 @@ class Loaders:
                 self.described.append({"id": number, "where": line, **_description(loader)})
         return number
 
-    def iterated(self, iterator: Any, number: int) -> bool:
-        """Note that ``iterator`` belongs to that loader. Whether it is a new one: workers that persist have one for all passes."""
+    def register_iterator(self, iterator: Any, number: int) -> bool:
+        """Note that ``iterator`` belongs to loader ``number``. Returns whether it is new; with persistent workers, one iterator
+        serves all epochs."""
         is_new = iterator not in self._iterators
         self._iterators[iterator] = number
         return is_new
 
-    def of_iterator(self, iterator: Any) -> int:
-        """The number of an iterator's loader, -1 where unknown."""
+    def number_of_iterator(self, iterator: Any) -> int:
+        """The number of an iterator's loader; -1 if unknown."""
         if self._last[0]() is not iterator:
             self._last = weakref.ref(iterator), self._iterators.get(iterator, -1)
         return self._last[1]

@@ -1,5 +1,4 @@
-"""Numbers for models, loaders and optimizers of the job, the sizes that decide their speed, and where they were
-constructed."""
+"""Registry of the job's models, loaders and optimizers: their numbers, batch and input sizes, and where they were constructed."""
 
 from __future__ import annotations
 
@@ -12,20 +11,21 @@ from typing import Any, Callable, Generic, Optional, TypeVar
 from .source_lines import HIDDEN, USER, CodeKinds, Lines, Place
 
 MOST_LISTED = 256
-"""Objects of a kind that rank.json describes, the first ones (some 400 bytes each); the others are only counted."""
+"""Upper limit of the objects of one kind described in rank.json, some 400 bytes each. The first ones are described, the rest
+counted."""
 
 Value = TypeVar("Value")
 Listed = tuple["weakref.ref[Any]", Optional[int]]
-"""A thing, weakly, and the number of its source line."""
+"""An object, held weakly, and the number of its source line."""
 
 
 class WeakMap(Generic[Value]):
     """A map from objects, held weakly, to values."""
 
-    def __init__(self, gone: Callable[[Value], None] = lambda value: None) -> None:
-        """``gone`` is called with the value of an object that has been freed, on any thread."""
+    def __init__(self, on_freed: Callable[[Value], None] = lambda value: None) -> None:
+        """``on_freed`` is called with the value of each freed object, on any thread."""
         self._known: dict[int, tuple[Any, Value]] = {}
-        self._gone = gone
+        self._on_freed = on_freed
 
     def find(self, thing: Any) -> Value | None:
         """The value of ``thing``; None if it has none."""
@@ -39,12 +39,12 @@ class WeakMap(Generic[Value]):
         def forget(reference: weakref.ref[Any]) -> None:
             try:
                 known = self._known.get(key)
-                # The id may be another thing's by now.
+                # The id may have been reused for another object.
                 if known is not None and known[0] is reference:
                     del self._known[key]
-                    self._gone(known[1])
+                    self._on_freed(known[1])
             except Exception:
-                pass  # Python would print it among what the job prints
+                pass  # Python would print it to the job's stderr
 
         reference = weakref.ref(thing, forget)
         self._known[key] = reference, value
@@ -52,14 +52,14 @@ class WeakMap(Generic[Value]):
 
 
 class NumberedWeakMap(WeakMap[Value]):
-    """Objects of one kind, numbered in the order in which they were first seen, with a value each."""
+    """Objects of one kind, numbered in the order in which they were first seen, with a value for each."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
-        """Objects so far: the next one's number."""
+        """Number of objects so far, which is the next number."""
         self.listed: list[Listed] = []
-        """By number, the first ``MOST_LISTED``."""
+        """The first ``MOST_LISTED`` objects, by number."""
 
     def add(self, thing: Any, line: int | None, value: Value) -> None:
         """Give ``thing`` the next number."""
@@ -70,11 +70,11 @@ class NumberedWeakMap(WeakMap[Value]):
 
 
 _DEEPEST_BATCH = 4
-"""Containers in containers that are looked into for a tensor: a dictionary of lists of pairs is one less."""
+"""Levels of nesting that are searched for a tensor, the tensor included. A dictionary of lists of pairs of tensors has 4."""
 
 
 def batch_size(batch: Any) -> int | None:
-    """The first dimension of the first tensor in a batch; of a plain list of things, its length. None where there is neither."""
+    """The first dimension of the first tensor in a batch; the length of a plain list of numbers or strings; otherwise None."""
     for _ in range(_DEEPEST_BATCH):
         shape = getattr(batch, "shape", None)
         if shape is not None:
@@ -92,7 +92,7 @@ def batch_size(batch: Any) -> int | None:
 
 
 def input_elements(values: Any, nested: int = 2) -> int:
-    """Elements of all tensors among the arguments, and in the lists and dictionaries among them."""
+    """Number of elements of all tensors in the arguments, including those in lists and dictionaries."""
     total = 0
     for value in values:
         if hasattr(value, "numel"):
@@ -104,26 +104,26 @@ def input_elements(values: Any, nested: int = 2) -> int:
     return total
 
 
-_ASKS = "get_worker_info"
+_WORKER_INFO = "get_worker_info"
 
 
-def asks_for_worker(data: Any) -> bool:
-    """Whether the code of an iterable dataset, of its class or of what it wraps, refers to ``get_worker_info``.
-
-    The code is read, not run: the dataset's own, and that of functions of its module which it calls.
-    """
+def uses_worker_info(data: Any) -> bool:
+    """Whether the code of an iterable dataset, or of an object it wraps, refers to ``get_worker_info``. The code is read, not run:
+    that of the classes, and of the functions of their modules that it calls."""
     held = vars(data).values() if hasattr(data, "__dict__") else ()
-    return any(_class_asks(owner) for kind in {type(data), *map(type, held)} for owner in kind.__mro__)
+    return any(
+        _class_uses_worker_info(owner) for kind in {type(data), *map(type, held)} for owner in kind.__mro__
+    )
 
 
-def _class_asks(owner: type) -> bool:
+def _class_uses_worker_info(owner: type) -> bool:
     if owner.__module__.partition(".")[0] in ("builtins", "torch"):
         return False
     module_names: dict[str, Any] = vars(sys.modules.get(owner.__module__, object))  # type: ignore[assignment]
     for member in vars(owner).values():
-        for code in _codes(_code_of(member)):
+        for code in _nested_codes(_code_of(member)):
             called = [_code_of(module_names.get(name)) for name in code.co_names]
-            if any(_ASKS in each.co_names for each in (code, *called) if each is not None):
+            if any(_WORKER_INFO in each.co_names for each in (code, *called) if each is not None):
                 return True
     return False
 
@@ -133,89 +133,88 @@ def _code_of(function: Any) -> Any:
     return code if type(code) is CodeType else None
 
 
-def _codes(code: Any) -> Iterator[CodeType]:
+def _nested_codes(code: Any) -> Iterator[CodeType]:
     if code is None:
         return
     yield code
     for constant in code.co_consts:
         if type(constant) is CodeType:
-            yield from _codes(constant)
+            yield from _nested_codes(constant)
 
 
 _Place = tuple[CodeType, int, tuple[Place, ...]]
-"""A line that constructs something, and the lines of well-known packages through which it does."""
-_loaders_of: dict[int, dict[tuple[int, int], list[_Place]]] = {}
-"""By the id of a dataset (which its loaders keep alive), then by place (id of the code, line): the place once for
-each living loader constructed there."""
-_kinds: list[CodeKinds] = []
-"""One, made when it is first needed, because reading the interpreter's folders takes time."""
+"""A line that constructs an object, and the lines of well-known packages between it and the constructor."""
+_loader_places: dict[int, dict[tuple[int, int], list[_Place]]] = {}
+"""Per dataset id (its loaders keep the dataset alive) and place (id of the code, line): the place, once for each living loader
+constructed there."""
+_code_kinds: list[CodeKinds] = []
+"""One instance, created when first needed, because reading the interpreter's folders takes time."""
 
 
 def record_construction(thing: Any, dataset: Any, frame: FrameType | None) -> None:
-    """The constructor of ``thing`` begins, a loader of ``dataset`` unless that is None, in the stack that ends in ``frame``."""
-    if _built.find(thing) is not None:
+    """Record where ``thing`` is constructed, from the stack that ends in ``frame``. ``dataset`` is None if it is not a loader."""
+    if _constructions.find(thing) is not None:
         return
-    if not _kinds:
-        _kinds.append(CodeKinds())
-    # Whatever user's line comes first: a subclass's own constructor counts as one.
-    users = _kinds[0].user_frame(frame)
-    if users is None:
+    if not _code_kinds:
+        _code_kinds.append(CodeKinds())
+    # The user's innermost line, also if it is in a subclass's own constructor.
+    user_frame = _code_kinds[0].user_frame(frame)
+    if user_frame is None:
         return
     place = None
-    if dataset is not None and _built_by(frame) != _kinds[0].of(users.f_code):
-        place = _place_of_original(dataset)
-    place = place or (users.f_code, users.f_lineno, _kinds[0].through(frame, users))
-    _built.hold(thing, (place, id(dataset)))
+    if dataset is not None and _constructing_kind(frame) != _code_kinds[0].of(user_frame.f_code):
+        place = _original_loader_place(dataset)
+    place = place or (user_frame.f_code, user_frame.f_lineno, _code_kinds[0].through(frame, user_frame))
+    _constructions.hold(thing, (place, id(dataset)))
     if dataset is not None:
-        _loaders_of.setdefault(id(dataset), {}).setdefault(_key_of(place), []).append(place)
+        _loader_places.setdefault(id(dataset), {}).setdefault(_key_of(place), []).append(place)
 
 
 def _key_of(place: _Place) -> tuple[int, int]:
-    # To hash code is to hash its constants.
+    # Hashing a code object hashes its constants.
     return id(place[0]), place[1]
 
 
 def _forget_loader(built: tuple[_Place, int]) -> None:
     place, dataset = built
-    places = _loaders_of.get(dataset, {})
+    places = _loader_places.get(dataset, {})
     alive = places.get(_key_of(place), [])
     if alive:
         alive.pop()
     if not alive:
         places.pop(_key_of(place), None)
     if not places:
-        _loaders_of.pop(dataset, None)
+        _loader_places.pop(dataset, None)
 
 
-_built: WeakMap[tuple[_Place, int]] = WeakMap(_forget_loader)
+_constructions: WeakMap[tuple[_Place, int]] = WeakMap(_forget_loader)
 """For models and loaders: where each was constructed, and the id of the loader's dataset."""
 
 
-def _built_by(frame: FrameType | None) -> int:
-    """The frame that constructs the object; constructors of installed packages are skipped in favour of their
-    callers."""
+def _constructing_kind(frame: FrameType | None) -> int:
+    """The kind of code that constructs the object. Constructors of installed packages are skipped in favour of their callers."""
     caller = frame
     while caller is not None:
-        kind = _kinds[0].of(caller.f_code)
+        kind = _code_kinds[0].of(caller.f_code)
         if kind == USER or (kind != HIDDEN and caller.f_code.co_name != "__init__"):
             return kind
         caller = caller.f_back
     return HIDDEN
 
 
-def _place_of_original(dataset: Any) -> _Place | None:
-    """Where the loader of ``dataset`` was constructed that a framework has replaced by its own.
+def _original_loader_place(dataset: Any) -> _Place | None:
+    """Where the original loader of ``dataset`` was constructed, if a framework has replaced it.
 
-    accelerate's ``prepare`` and Lightning's ``fit`` do. The user's arguments are where the original was constructed.
-    None if no place, or more than one, has constructed such loaders.
+    accelerate's ``prepare`` and Lightning's ``fit`` do that. The user's arguments are at the original's constructor call. Returns
+    None unless the loaders of this dataset were constructed at exactly one place.
     """
-    places = _loaders_of.get(id(dataset), {})
+    places = _loader_places.get(id(dataset), {})
     return next(iter(places.values()))[0] if len(places) == 1 else None
 
 
 def line_of(thing: Any, lines: Lines) -> int | None:
-    """The number of the line that constructed ``thing``; None if it is unknown."""
-    known = _built.find(thing)
+    """The number of the line that constructed ``thing``; None if unknown."""
+    known = _constructions.find(thing)
     if known is None:
         return None
     code, line, through = known[0]

@@ -1,19 +1,17 @@
 """The roles of optimizers in the training loop; the order of the roles determines where a step ends.
 
-Most optimizers have a role of their own. A loop that makes a new one for each of its steps (federated rounds of one
-local step, a task of meta-learning, a helper that makes one, steps it and drops it) never steps the same object twice,
-and its id may or may not be reused. There an optimizer takes over a role from one that had stepped at most once:
+Most optimizers have their own role. A loop that creates a new optimizer for each step (federated rounds of one local
+step, a meta-learning task, a helper that creates, steps and drops one) never steps the same object twice, and ids may
+be reused. There a new optimizer takes over the role of one that stepped at most once:
 
-* from one that was freed, of the same class and over the same parameters, or else over as many of the same shapes;
-* from one that is still referenced, or in a cycle of references, if it is the third of its class over the very same
-  parameters: two may well step alternately. An optimizer whose role was taken over and that steps again gets another
-  role.
+* of a freed one of the same class, with the same parameters or else the same number of parameters of the same shapes;
+* of one that is still referenced, if the new one is at least the third of its class with the same parameters. (Two may
+  step alternately.) An optimizer whose role was taken over and that steps again gets a new role.
 
-One that has stepped twice keeps its role: the next optimizers belong to another stage of training, with roles of their
-own.
+An optimizer that has stepped twice keeps its role: later optimizers then belong to another stage of training.
 
-No object of the job is kept alive, and no parameter is referred to weakly either: ``torch.utils.swap_tensors``, and by
-it ``Module.to``, refuses those.
+No object of the job is kept alive. Parameters are not referenced weakly either, because ``torch.utils.swap_tensors``, and
+therefore ``Module.to``, refuses parameters with weak references.
 """
 
 from __future__ import annotations
@@ -24,34 +22,32 @@ from .registry import WeakMap
 from .torch_objects import job_torch
 
 MOST_OPEN = 256
-"""Roles of a kind that can be taken over, and kinds: more optimizers than this, each for some of the parameters, are
-not made again for each step."""
+"""Upper limit of the roles per kind that can be taken over, and of the kinds. Jobs that have more optimizers than this do not
+recreate them for each step."""
 
 _Kind = tuple[Any, ...]
-"""Class, number of parameters, and shapes of the first and the last."""
+"""Class, number of parameters, shapes of the first and the last parameter."""
 
 
 class Role:
-    """The role of an optimizer and of those made in its place."""
+    """The role of an optimizer and of its successors."""
 
     __slots__ = ("first", "freed", "generation", "shared", "steps")
 
     def __init__(self) -> None:
         self.first = 0
-        """The id of the first parameter: of an optimizer that was freed it may be another's by now."""
+        """The id of the first parameter. If the optimizer was freed, another object may have this id now."""
         self.generation = 0
-        """How many optimizers have had this role."""
+        """Number of optimizers that have had this role."""
         self.steps = 0
-        """Steps of the optimizer that has it; after the second, not all are counted."""
+        """Steps of the current optimizer; after the second, not all are counted."""
         self.freed = False
-        """Whether that optimizer has been freed."""
+        """Whether the current optimizer has been freed."""
         self.shared = False
-        """Whether the third optimizer over its parameters took it; later ones may then take it too."""
+        """Whether a third optimizer with the same parameters took it over; later ones may then take it over, too."""
 
 
 class _Assignment:
-    """The assignment of a role to one optimizer."""
-
     __slots__ = ("generation", "role")
 
     def __init__(self, role: Role) -> None:
@@ -66,34 +62,35 @@ class Roles:
     def __init__(self) -> None:
         self._assignments: WeakMap[_Assignment] = WeakMap(self._note_freed)
         self._open: dict[_Kind, list[Role]] = {}
-        """By kind, roles whose optimizers had stepped at most once when an optimizer of the kind was last new, in
-        the order in which they first appeared; kinds are ordered by when one was last new."""
+        """By kind: roles whose optimizers had stepped at most once when the last new optimizer of the kind appeared, oldest first.
+        Kinds are ordered by when that was."""
 
     def of(self, optimizer: Any) -> Role:
-        """The role of an optimizer that steps."""
+        """The role of ``optimizer``, which steps or is about to."""
         assignment = self._assignments.find(optimizer)
         if assignment is not None and assignment.generation == assignment.role.generation:
             return assignment.role
-        assignment = _Assignment(self._next(*_described(optimizer)) if assignment is None else Role())
-        if type(optimizer).__weakrefoffset__:  # as whatever a scaler is given may not have
+        assignment = _Assignment(
+            self._role_for_new(*_kind_and_first_parameter(optimizer)) if assignment is None else Role()
+        )
+        if type(optimizer).__weakrefoffset__:  # a scaler may be given an object without it
             self._assignments.hold(optimizer, assignment)
         return assignment.role
 
-    def _next(self, kind: _Kind, first: int) -> Role:
-        """The role for a new optimizer."""
-        alike = [role for role in self._open.pop(kind, ()) if role.steps < 2]
-        same = [role for role in alike if first and role.first == first]
-        left = next((role for role in (*same, *alike) if role.freed), None)
-        if left is not None:
-            role = left
-        elif len(same) > 1 or any(role.shared for role in same):
-            role = same.pop()
+    def _role_for_new(self, kind: _Kind, first: int) -> Role:
+        same_kind = [role for role in self._open.pop(kind, ()) if role.steps < 2]
+        same_parameters = [role for role in same_kind if first and role.first == first]
+        freed = next((role for role in (*same_parameters, *same_kind) if role.freed), None)
+        if freed is not None:
+            role = freed
+        elif len(same_parameters) > 1 or any(role.shared for role in same_parameters):
+            role = same_parameters.pop()
             role.shared = True
-            alike = [each for each in alike if each not in same]
+            same_kind = [each for each in same_kind if each not in same_parameters]
         else:
             role = Role()
-            alike = [*alike[1 - MOST_OPEN :], role]
-        self._open[kind] = alike
+            same_kind = [*same_kind[1 - MOST_OPEN :], role]
+        self._open[kind] = same_kind
         if len(self._open) > MOST_OPEN:
             del self._open[next(iter(self._open))]
         role.first = first
@@ -104,19 +101,18 @@ class Roles:
             assignment.role.freed = True
 
 
-def _described(optimizer: Any) -> tuple[_Kind, int]:
-    """The kind of an optimizer, and the id of its first parameter; only the class if it keeps its parameters in
-    another way."""
-    of_class = type(optimizer).__module__, type(optimizer).__qualname__
-    # Not by getattr: a property would be the job's code.
+def _kind_and_first_parameter(optimizer: Any) -> tuple[_Kind, int]:
+    """The kind of an optimizer and the id of its first parameter. If it has no standard ``param_groups``, only its class and 0."""
+    class_name = type(optimizer).__module__, type(optimizer).__qualname__
+    # Not getattr, which could run a property of the job.
     groups = getattr(optimizer, "__dict__", {}).get("param_groups")
     parameters = groups[0].get("params") if type(groups) is list and groups else None
     if type(parameters) is not list or not parameters:
-        return of_class, 0
+        return class_name, 0
     first, last = parameters[0], parameters[-1]
-    return (*of_class, len(parameters), _shape(first), _shape(last)), id(first)
+    return (*class_name, len(parameters), _shape(first), _shape(last)), id(first)
 
 
 def _shape(parameter: Any) -> Any:
-    """The shape of a parameter; None for one of the job's own class, whose code would run."""
+    """The shape of a parameter; None for a subclass of the job, whose code would run."""
     return parameter.shape if type(parameter) is job_torch().nn.Parameter else None

@@ -1,4 +1,4 @@
-"""Descriptions of torch and its objects in the job, for rank.json. What a version of torch lacks is None."""
+"""Describes torch and its objects in the job, for rank.json. Attributes that a version of torch lacks are None."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import sys
 from typing import Any
 
 MOST_RANKS_LISTED = 64
-"""Ranks of a process group that are listed; a larger one is given by its size."""
+"""Upper limit of the ranks listed for a process group. For a larger group only the size is written."""
 
 
 def job_torch() -> Any:
-    """The job's torch. Its version is unknown, so attributes are checked before use."""
+    """The job's torch module. Its version is unknown, so check attributes before use."""
     return sys.modules["torch"]
 
 
 def torch_settings() -> dict[str, Any]:
-    """Versions, threads and global switches."""
+    """Versions, thread counts and global switches."""
     torch = job_torch()
     return {
         "torch": str(torch.__version__),
@@ -41,17 +41,17 @@ _FRAMEWORKS = (
     "ignite",
     "deepspeed",
 )
-"""Packages with a training loop or settings of their own."""
+"""Packages with their own training loop or settings."""
 
 
 def _frameworks() -> dict[str, str]:
-    """Versions of those that the job has imported, by name; "" where it is unknown."""
+    """Versions of the frameworks that the job has imported, by name; "" if unknown."""
     modules = {name: sys.modules.get(name) for name in _FRAMEWORKS}
     return {name: _version(each) for name, each in modules.items() if each is not None}
 
 
 def _version(module: Any) -> str:
-    """What the module has in its namespace: getattr would execute a lazy module, or code of the job's."""
+    """The module's ``__version__``. Read without getattr, which would execute a lazy module or code of the job."""
     try:
         return str(object.__getattribute__(module, "__dict__").get("__version__", ""))
     except Exception:
@@ -69,7 +69,7 @@ def _nccl_version() -> str | None:
 
 
 def device() -> dict[str, Any]:
-    """The accelerator in use, without starting one."""
+    """The accelerator in use. Does not initialize one."""
     torch = job_torch()
     found: dict[str, Any] = {"device": "cpu", "device_name": None, "device_uuid": None, "device_pci": None}
     if torch.cuda.is_initialized() and torch.cuda.is_available():
@@ -87,7 +87,7 @@ def device() -> dict[str, Any]:
 
 
 def group_name(group: Any) -> str:
-    """The process group's name, "0" for the default group."""
+    """The process group's name; "0" for the default group."""
     if group is None:
         return "0"
     try:
@@ -97,7 +97,7 @@ def group_name(group: Any) -> str:
 
 
 def backend_of(group: Any = None) -> str:
-    """A process group's backend; where ``init_process_group`` was given none, those of its devices ("cpu:gloo,cuda:nccl")."""
+    """A process group's backend; if ``init_process_group`` got none, those of its devices ("cpu:gloo,cuda:nccl")."""
     import torch.distributed as dist
 
     name = str(dist.get_backend(group))
@@ -105,7 +105,7 @@ def backend_of(group: Any = None) -> str:
 
 
 def process_groups() -> dict[str, Any]:
-    """The backend, and all process groups that this rank belongs to."""
+    """The default backend, and all process groups of this rank."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
@@ -127,20 +127,22 @@ def process_groups() -> dict[str, Any]:
 
 
 def describe_ddp(ddp: Any) -> dict[str, Any]:
-    """One DDP instance, from its own log. Sizes in bytes."""
+    """Describe one DDP instance, from its logging data. Sizes in bytes."""
     data = ddp.logger._get_ddp_logging_data()
     text, number = data.strs_map, data.ints_map
     sizes = text.get("rebuilt_bucket_sizes") or text.get("bucket_sizes") or ""
     module = ddp.module
     buffers = sum(each.numel() * each.element_size() for each in module.buffers())
-    sizes_of = [each.numel() * each.element_size() for each in module.parameters() if each.requires_grad]
+    parameter_sizes = [
+        each.numel() * each.element_size() for each in module.parameters() if each.requires_grad
+    ]
     join = getattr(getattr(ddp, "_join_config", None), "enable", None)
     return {
         "module": text.get("module_name") or type(module).__name__,
         "bucket_cap_bytes": number.get("bucket_cap_bytes"),
         "bucket_bytes": [int(size) for size in sizes.split(",") if size.strip()],
         "parameters_bytes": number.get("total_parameter_size_bytes"),
-        "largest_parameter_bytes": max(sizes_of, default=None),
+        "largest_parameter_bytes": max(parameter_sizes, default=None),
         "parameter_tensors": number.get("num_parameter_tensors"),
         "find_unused_parameters": bool(ddp.find_unused_parameters),
         "unused_parameter_bytes": number.get("unused_parameter_size") if ddp.find_unused_parameters else None,
@@ -153,7 +155,7 @@ def describe_ddp(ddp: Any) -> dict[str, Any]:
 
 
 def describe_loader(loader: Any) -> dict[str, Any]:
-    """One DataLoader. Lengths are read only if that has no side effects."""
+    """Describe one DataLoader. Lengths are read only if that has no side effects."""
     sampler = getattr(loader, "sampler", None)
     batches = getattr(loader, "batch_sampler", None)
     context = getattr(loader, "multiprocessing_context", None)
@@ -175,7 +177,7 @@ def describe_loader(loader: Any) -> dict[str, Any]:
 
 
 def _type_name(value: Any) -> str | None:
-    """The name of a function, or of the type of a thing."""
+    """The name of a function, or of the object's type."""
     if value is None:
         return None
     name = getattr(value, "__name__", None)
@@ -183,7 +185,7 @@ def _type_name(value: Any) -> str | None:
 
 
 def _length(value: Any) -> int | None:
-    # An iterable dataset's length is left alone: asking for it through the loader changes what torch warns about.
+    # Not the length of the loader: for an iterable dataset, asking for it changes what torch warns about.
     try:
         return len(value)
     except Exception:
@@ -191,7 +193,7 @@ def _length(value: Any) -> int | None:
 
 
 def describe_optimizer(optimizer: Any) -> dict[str, Any]:
-    """One optimizer."""
+    """Describe one optimizer."""
     defaults = getattr(optimizer, "defaults", None) or {}
     return {
         "type": type(optimizer).__name__,
@@ -202,7 +204,7 @@ def describe_optimizer(optimizer: Any) -> dict[str, Any]:
 
 
 def _is_sharded(optimizer: Any) -> bool:
-    """Whether the parameters are FSDP's: flat ones, or distributed tensors."""
+    """Whether the first parameter is FSDP's: a flat one or a DTensor."""
     for group in optimizer.param_groups[:1]:
         for parameter in group["params"][:1]:
             flat = getattr(parameter, "_is_flat_param", False) or getattr(parameter, "_fsdp_flattened", False)

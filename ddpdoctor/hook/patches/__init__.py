@@ -2,9 +2,8 @@
 ``others``.
 
 Input: the job's calls of torch. Output: events and ends of steps for the recorder, and numbers of the job's objects. A
-wrapper never raises, changes neither arguments nor results, waits for nothing, and costs one attribute look-up while
-nothing is recorded. Each is installed alone: what does not fit this version of torch is left out, and its data are
-missing.
+wrapper raises no exception of its own, changes neither arguments nor results, never waits, and costs one attribute lookup
+while nothing is recorded. Each is installed separately. A wrapper that does not fit this version of torch is left out.
 """
 
 PARTS = (
@@ -21,4 +20,4 @@ PARTS = (
     "others.install_profilers",
     "others.install_spawned",
 )
-"""What is installed, in this order: modules by their ``install``, or by the function that is named."""
+"""The modules to install, in this order. ``module.function`` names another function than ``install``."""

@@ -1,10 +1,10 @@
-"""Collectives that the job calls from Python, and waits for those it called asynchronously.
+"""Wraps collectives that the job calls from Python, and waits for asynchronous ones.
 
-torch decorates almost all of them; the replaced function sits in the decorator's closure, so that names imported earlier, the
-functions' identity and what ``torch.compile`` knows about them stay as they are. Collectives inside others are not counted.
+torch decorates almost all of them. The wrapped function is replaced in the decorator's closure, so that names imported earlier, the
+functions' identity and the state of ``torch.compile`` stay valid. Collectives called inside other collectives are not recorded.
 
-In every step, whether or not its events are recorded, each call is written as it begins, see
-:mod:`..recording.crash_records`. The fields of a call from a known place are cached.
+In every step, even one whose events are not recorded, each call is written when it begins; see :mod:`..recording.crash_records`.
+The fields of a call from a known place are cached.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _GROUP_POSITION.update(
         3,
     )
 )
-"""Of the argument ``group``, by function."""
+"""Position of the argument ``group``, by function."""
 _BY_NAME = 99
-"""Larger than the number of arguments of any function: the group is given by its name, if at all."""
+"""Larger than the number of arguments of any function: ``group`` can only be a keyword argument."""
 _TENSOR_POSITION = {
     "reduce_scatter_tensor": 1,
     "all_gather_into_tensor": 1,
@@ -61,28 +61,35 @@ _TENSOR_POSITION = {
     "all_to_all_single": 1,
     "reduce_scatter": 1,
 }
-"""Where the tensor that this rank contributes is not the first argument."""
+"""Position of the tensor that this rank contributes, if it is not the first argument."""
 _PEER = dict.fromkeys("reduce gather gather_object send isend".split(), EventField.DESTINATION)
 _PEER.update(dict.fromkeys("broadcast broadcast_object_list scatter recv irecv".split(), EventField.SOURCE))
-"""The argument that names one rank, behind the tensor. In torch it has the name that it has in the step log:
-``dst``, ``src``."""
+"""The argument with the peer rank, which follows the tensor. Its name in torch, ``dst`` or ``src``, is also the one in the step
+log."""
 
-_MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
-"""Messages between two ranks: the others call nothing meanwhile."""
+_POINT_TO_POINT = (
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    "batch_isend_irecv",
+    "send_object_list",
+    "recv_object_list",
+)
+"""Point-to-point messages. Ranks that are not involved call nothing, so these are not counted as calls of the group."""
 _DTYPE = CallField.DTYPE.next_key
 
 _Token = tuple[int, str, int]
-"""The start, perf_counter_ns, the fields of the event, and where the call was written down."""
+"""The start (perf_counter_ns), the fields of the event, and the index of the call in the calls page."""
 _FRAMES_ABOVE = 3
-"""Frames from the function that runs as a call begins to the caller of torch: the wrapper and torch's decorator lie
-between."""
+"""Frames from the function that runs when a call begins to the caller of torch, past the wrapper and torch's decorator."""
 
 
 _depth = [0]
-"""How many collectives deep the training thread is."""
+"""Nesting depth of collectives on the training thread."""
 
 
-def _start_of(name: str) -> Before:  # noqa: C901
+def _before_collective(name: str) -> Before:  # noqa: C901
     is_barrier = name in _BARRIERS
     kind = EventKind.BARRIER if is_barrier else EventKind.COLLECTIVE
     opening = f'{kind.opening}{_OPERATION}"{name}"{_GROUP}"'
@@ -91,24 +98,26 @@ def _start_of(name: str) -> Before:  # noqa: C901
     peer = _PEER[name].value if name in _PEER else None
     peer_key = _PEER[name].next_key if name in _PEER else ""
 
-    above = _FRAMES_ABOVE - (name in UNDECORATED)
-    is_message = name in _MESSAGES
+    frames_above = _FRAMES_ABOVE - (name in UNDECORATED)
+    is_point_to_point = name in _POINT_TO_POINT
 
     def recurring(
         recorder: Recorder, args: Any, kwargs: Any, group: Any, size: int | None, dtype: Any
     ) -> tuple[Call, str]:
-        among = group_name(group)
-        fields = f'{opening}{among}"{recorder.lines.caller(through=True)}'
+        group_text = group_name(group)
+        fields = f'{opening}{group_text}"{recorder.lines.caller(through=True)}'
         if size is not None and not is_barrier:
             fields += f"{_BYTES}{size}"
         if kwargs.get("async_op"):
             fields += _ASYNC
         if peer is not None:
-            other = args[1] if len(args) > 1 else kwargs.get(peer)
-            if type(other) is int:
-                fields += f"{peer_key}{other}"
-        typed = "" if dtype is None else f'{_DTYPE}"{str(dtype).rpartition(".")[2]}"'
-        return recorder.calls.recurring(fields + typed, None if is_message else among), fields
+            peer_rank = args[1] if len(args) > 1 else kwargs.get(peer)
+            if type(peer_rank) is int:
+                fields += f"{peer_key}{peer_rank}"
+        dtype_field = "" if dtype is None else f'{_DTYPE}"{str(dtype).rpartition(".")[2]}"'
+        return recorder.calls.recurring(
+            fields + dtype_field, None if is_point_to_point else group_text
+        ), fields
 
     def start(args: Any, kwargs: Any) -> _Token | None:
         recorder = active.recorder
@@ -123,18 +132,18 @@ def _start_of(name: str) -> Before:  # noqa: C901
         if active.full:
             call, fields = recurring(recorder, args, kwargs, group, size, dtype)
         else:
-            frame, known = sys._getframe(above), recorder.calls.known
+            frame, known = sys._getframe(frames_above), recorder.calls.known
             key = name, id(frame.f_code), frame.f_lasti, id(group), kwargs.get("async_op"), size, dtype
-            before = known.get(key)
-            if before is None:
-                before = *recurring(recorder, args, kwargs, group, size, dtype), frame.f_code
+            cached = known.get(key)
+            if cached is None:
+                cached = *recurring(recorder, args, kwargs, group, size, dtype), frame.f_code
                 if len(known) < MOST_PLACES:
-                    known[key] = before
-            call, fields, _ = before
+                    known[key] = cached
+            call, fields, _ = cached
         recorder.flush_definitions()
         place = recorder.calls.begin(call, recorder.step)
         token = perf_counter_ns() if active.full else 0, fields, place
-        # Last: it would stay raised where a handler of the job's raised before this.
+        # Set last: an exception from a signal handler of the job must not leave it set.
         _depth[0] = 1
         return token
 
@@ -142,7 +151,7 @@ def _start_of(name: str) -> Before:  # noqa: C901
 
 
 def _bytes(value: Any) -> int | None:
-    """Bytes of a tensor or a list of tensors."""
+    """Bytes of a tensor or a list of tensors; None for anything else."""
     try:
         if type(value) in (list, tuple):
             return int(sum(each.numel() * each.element_size() for each in value))
@@ -151,7 +160,7 @@ def _bytes(value: Any) -> int | None:
         return None
 
 
-def _end(token: _Token, result: Any) -> None:
+def _after_collective(token: _Token, result: Any) -> None:
     end = perf_counter_ns()
     _depth[0] = max(0, _depth[0] - 1)
     start, fields, place = token
@@ -179,7 +188,7 @@ def _after_wait(token: tuple[int, str], result: Any) -> None:
 
 
 def install(patches: Patches) -> None:
-    """Reach into the decorators' closures, replace the few undecorated functions, and ``Work.wait``."""
+    """Replace the functions in the decorators' closures, the few undecorated ones, and ``Work.wait``."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
@@ -187,11 +196,11 @@ def install(patches: Patches) -> None:
     for name in DECORATED:
         cell = cell_of(vars(c10d).get(name))
         if cell is not None:
-            patches.cell(cell, _timed(cell.cell_contents, name))
+            patches.cell(cell, _wrapped(cell.cell_contents, name))
     for name in UNDECORATED:
         function = vars(c10d).get(name)
         if function is not None:
-            timed = _timed(function, name)
+            timed = _wrapped(function, name)
             for module in (dist, c10d):
                 if vars(module).get(name) is function:
                     patches.attribute(module, name, timed)
@@ -200,6 +209,6 @@ def install(patches: Patches) -> None:
     patches.attribute(work, "wait", wait)
 
 
-def _timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _wrapped(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     failed = exception_recorder(Phase.BARRIER if name in _BARRIERS else Phase.COLLECTIVE)
-    return around(function, _PART, _start_of(name), _end, failed=failed)
+    return around(function, _PART, _before_collective(name), _after_collective, failed=failed)

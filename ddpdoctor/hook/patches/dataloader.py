@@ -1,5 +1,5 @@
-"""The data loader: how long the training thread waited for each batch, and for the start of the workers; and the workers' loop, in
-their own processes."""
+"""Wraps the data loader: how long the training thread waited for each batch and for the start of the workers; and the workers'
+loop, in their own processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..profiling import WorkerRecorder
 from ..recording import Session, active, recording_here
 
 _PART = part("data loading")
-_PART_OF_WORKERS = part("data loader workers")
+_WORKERS_PART = part("data loader workers")
 _DATA = EventKind.DATA.opening
 _ITERATION = EventKind.ITERATION.opening + EventField.LOADER.next_key
 _WHERE, _LOADER = EventField.WHERE.next_key, EventField.LOADER.next_key
@@ -41,7 +41,7 @@ def _after_iter(token: tuple[Any, int, int | None], result: Any) -> None:
     if current is None or isinstance(result, BaseException):
         return
     number = current.loaders.number(loader, where, current.recorder.lines)
-    if current.loaders.iterated(result, number):
+    if current.loaders.register_iterator(result, number):
         _note_workers(current, result, number)
     if start:
         fields = "" if where is None else f"{_WHERE}{where}"
@@ -52,9 +52,9 @@ def _before_next(args: Any, kwargs: Any) -> tuple[Any, int, str, int] | None:
     recorder, iterator = active.recorder, args[0]
     if recorder is None or recorder.thread != get_ident():
         return None
-    # Clocks of this process do not show what workers do.
+    # This process's clocks do not include what workers do.
     awake = recorder.awake_ns() if getattr(iterator, "_num_workers", -1) == 0 else -1
-    return iterator, perf_counter_ns(), recorder.lines.caller() + _waiting(iterator), awake
+    return iterator, perf_counter_ns(), recorder.lines.caller() + _batches_ready_field(iterator), awake
 
 
 def _after_next(token: tuple[Any, int, str, int], result: Any) -> None:
@@ -67,7 +67,7 @@ def _after_next(token: tuple[Any, int, str, int], result: Any) -> None:
         awake_since = current.recorder.awake_ns() - awake
         if awake_since >= 0:
             fields += f"{_ASLEEP}{max(0, end - start - awake_since)}"
-    number = current.loaders.of_iterator(iterator)
+    number = current.loaders.number_of_iterator(iterator)
     if number >= 0:
         fields += f"{_LOADER}{number}"
     if isinstance(result, StopIteration):
@@ -79,31 +79,31 @@ def _after_next(token: tuple[Any, int, str, int], result: Any) -> None:
     current.recorder.add(start, end - start, _DATA + fields)
 
 
-def _waiting(iterator: Any) -> str:
-    """How many batches the workers have ready, as the training thread asks for one."""
+def _batches_ready_field(iterator: Any) -> str:
+    """The field with the number of batches that the workers have ready."""
     queue = getattr(iterator, "_data_queue", None)
     if queue is None:
         return ""
     try:
-        early = sum(1 for info in iterator._task_info.values() if len(info) > 1)
-        return f"{_READY}{queue.qsize() + early}"
+        out_of_order = sum(1 for info in iterator._task_info.values() if len(info) > 1)
+        return f"{_READY}{queue.qsize() + out_of_order}"
     except (AttributeError, NotImplementedError, OSError, TypeError):
         return ""
 
 
 def _note_workers(current: Session, iterator: Any, number: int) -> None:
-    """Write which processes are the workers of this loader."""
+    """Write the process ids of this loader's workers."""
     pids = [worker.pid for worker in getattr(iterator, "_workers", ())]
     if pids:
         line = f"{{{WorkerField.LOADER.key}{number}{WorkerField.PROCESSES.next_key}{pids}}}\n"
         try:
             append_lines(current.spool.directory, line.encode())
         except OSError:
-            pass  # no worker can write there either
+            pass  # workers cannot write there either
 
 
 def _before_loop(args: Any, kwargs: Any) -> WorkerRecorder | None:
-    """A worker begins: record how it prepares its batches."""
+    """Start recording in a worker process."""
     from torch.utils.data._utils import fetch
 
     root = os.environ.get(SPOOL)
@@ -112,7 +112,7 @@ def _before_loop(args: Any, kwargs: Any) -> WorkerRecorder | None:
     fetchers: list[Any] = [fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher]
     worker = WorkerRecorder(root, [each.fetch.__code__ for each in fetchers])
     for each in fetchers:
-        each.fetch = around(each.fetch, _PART_OF_WORKERS, worker.before, worker.after)
+        each.fetch = around(each.fetch, _WORKERS_PART, worker.before, worker.after)
     return worker
 
 
@@ -130,6 +130,7 @@ def install(patches: Patches) -> None:
         iterator, "__next__", around(iterator.__next__, _PART, _before_next, _after_next, active)
     )
     patches.attribute(loader, "__iter__", around(loader.__iter__, _PART, _before_iter, _after_iter))
-    # Found by its name where workers are spawned, so this process and a worker must both have it wrapped, or both not: both do.
-    loop = around(worker._worker_loop, _PART_OF_WORKERS, _before_loop, _after_loop)
+    # Spawned workers find it by its name, so it must be wrapped in both this process and the worker, or in neither. Both
+    # wrap it.
+    loop = around(worker._worker_loop, _WORKERS_PART, _before_loop, _after_loop)
     patches.attribute(worker, "_worker_loop", loop)

@@ -1,8 +1,7 @@
-"""DistributedDataParallel: its forwards, and the broadcast of its buffers before them.
+"""Wraps DistributedDataParallel's forwards, and the broadcast of its buffers before them.
 
-A backward inside a forward ends what was computed for it, and begins the next part: ``interrupt``, ``pause``,
-``resume`` and ``leave`` handle a forward in which backwards run and optimizers step. They are called on the training
-thread only.
+If backwards and optimizer steps run inside a forward, the forward is recorded in parts, one before each backward. ``interrupt``,
+``pause``, ``resume`` and ``leave`` do that, on the training thread only.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ _BROADCASTING = EventKind.BROADCAST.opening + EventField.GROUP.next_key
 _ELEMENTS = EventField.ELEMENTS.next_key
 
 _Buffers = tuple[Session, Any, int, int]
-"""The recording, the DDP module, the start, and where the call was written down."""
+"""The session, the DDP module, the start, and the index of the call in the calls page."""
 _TimedForward = tuple[Session, Any, int, str, Optional[OpenForward]]
-"""The recording, the DDP module, the start, the field with the size of the inputs, and its entry among those in progress; None on
-another thread than the training thread."""
+"""The session, the DDP module, the start, the field with the size of the inputs, and the open forward, which is None unless this is
+the training thread."""
 
 
 def _before_data_parallel(args: Any, kwargs: Any) -> None:
@@ -73,16 +72,16 @@ def _after_timed_forward(token: _TimedForward, result: Any) -> None:
         current.devices.mark("fwd_end")
         if model.reduces:
             current.devices.hook_gradient_end(result)
-    current.models.forward_ended(model, end)
+    current.models.note_forward_end(model, end)
 
 
 def _is_grad_enabled() -> bool:
-    """torch's function of this name, from the installation on."""
+    """Placeholder; ``install`` sets torch's function."""
     return True
 
 
 def _autocast() -> bool:
-    """Whether autocast is on for any device, asked without the warning that is_autocast_cpu_enabled gives since 2.4."""
+    """Whether autocast is enabled for any device. Avoids is_autocast_cpu_enabled where possible: it warns since torch 2.4."""
     import torch
 
     try:
@@ -93,8 +92,8 @@ def _autocast() -> bool:
 
 
 def _before_buffers(args: Any, kwargs: Any) -> _Buffers | None:
-    """Rank 0's buffers are broadcast before a forward: the others wait in it for rank 0. It is written in every
-    step, like a collective."""
+    """Record the start of the broadcast of rank 0's buffers before a forward, in which the other ranks wait for rank 0. Written in
+    every step, like a collective."""
     current = active.session
     if current is None or current.recorder.thread != get_ident():
         return None
@@ -102,7 +101,7 @@ def _before_buffers(args: Any, kwargs: Any) -> _Buffers | None:
     group = group_name(getattr(ddp, "process_group", None))
     fields = f'{_BROADCASTING}"{group}"{recorder.lines.caller()}'
     recorder.flush_definitions()
-    place = recorder.calls.begin(recorder.calls.recurring(fields, group), recorder.step, own=True)
+    place = recorder.calls.begin(recorder.calls.recurring(fields, group), recorder.step, by_ddp=True)
     return current, ddp, perf_counter_ns(), place
 
 
@@ -117,11 +116,11 @@ def _after_buffers(token: _Buffers, result: Any) -> None:
 
 
 FORWARD = EventKind.FORWARD.opening + EventField.MODULE.next_key
-"""Where the fields of a forward's event begin; the module's number follows, and the size of the inputs."""
+"""Beginning of a forward event's fields. The module's number and the size of the inputs follow."""
 
 
 def interrupt(current: Session, at: int, loss: Any) -> None:
-    """A backward of ``loss`` begins at ``at``, perf_counter_ns, inside the innermost open forward."""
+    """Handle a backward of ``loss`` that begins at ``at``, perf_counter_ns, inside the innermost open forward."""
     forward, recorder = current.models.open[-1], current.recorder
     model = current.models.find(forward.ddp, recorder.lines)
     since, forward.since, forward.interrupted = forward.since, None, True
@@ -132,15 +131,16 @@ def interrupt(current: Session, at: int, loss: Any) -> None:
         if devices is not None:
             devices.mark("fwd_end")
     if model.forward_end is None:
-        # A backward called here belongs to a forward that prepares DDP just before.
-        current.models.forward_ended(model, at)
+        # A backward called here belongs to a forward that prepares DDP directly before it.
+        current.models.note_forward_end(model, at)
         model.reduces = getattr(forward.ddp, "require_backward_grad_sync", True)
     if devices is not None and model.reduces:
         devices.hook_gradient_end(loss)
 
 
 def pause(current: Session) -> None:
-    """An optimizer is about to step inside the innermost open forward: what came since the backward led to none."""
+    """Handle an optimizer step that is about to begin inside the innermost open forward: no backward followed what ran since the
+    last one."""
     forward = current.models.open[-1]
     if forward.interrupted and forward.since is not None:
         forward.since = None
@@ -149,7 +149,7 @@ def pause(current: Session) -> None:
 
 
 def resume(current: Session, at: int) -> None:
-    """The backward, or the optimizer's step, inside the innermost open forward is over: there may be one more backward."""
+    """Handle the end of a backward or optimizer step inside the innermost open forward: another backward may follow."""
     forward = current.models.open[-1]
     if forward.since is None:
         forward.since = at
@@ -158,17 +158,14 @@ def resume(current: Session, at: int) -> None:
 
 
 def leave(current: Session, forward: OpenForward, start: int) -> int | None:
-    """This forward, which began at ``start``, is over. Returns the start of its event; None if it has none.
-
-    Both are perf_counter_ns.
-    """
-    # A forward inside this one may have been left by an exception.
+    """End a forward that began at ``start``. Returns the start of its event; None if it has none. Both are perf_counter_ns."""
+    # Inner forwards that were left by an exception may still be in the list.
     opened = current.models.open
     del opened[opened.index(forward) if forward in opened else len(opened) :]
     if not forward.interrupted:
         return start
     if not getattr(forward.ddp, "require_backward_grad_sync", True):
-        # Its backward was inside; what comes behind that belongs to none.
+        # Its backward ran inside; the rest of the forward belongs to no backward.
         current.models.find(forward.ddp, current.recorder.lines).forward_end = None
         if forward.since is not None and current.devices is not None:
             current.devices.unmark("fwd")
@@ -177,7 +174,7 @@ def leave(current: Session, forward: OpenForward, start: int) -> int | None:
 
 
 def install(patches: Patches) -> None:
-    """Wrap the part of DDP's forward that ``torch.compile`` leaves alone, and the broadcast before it."""
+    """Wrap the part of DDP's forward that ``torch.compile`` does not compile, and the broadcast before it."""
     import torch
     from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -186,10 +183,10 @@ def install(patches: Patches) -> None:
     original = getattr(DistributedDataParallel, "_sync_buffers", None)
     if original is not None:
         failed = exception_recorder(Phase.COLLECTIVE)
-        noted = around(original, _PART, _before_buffers, _after_buffers, failed=failed)
-        patches.attribute(DistributedDataParallel, "_sync_buffers", noted)
+        wrapped = around(original, _PART, _before_buffers, _after_buffers, failed=failed)
+        patches.attribute(DistributedDataParallel, "_sync_buffers", wrapped)
     original = getattr(DistributedDataParallel, "_run_ddp_forward", None)
     if original is not None:
-        timed = around(original, _PART, _before_timed_forward, _after_timed_forward, active)
-        patches.attribute(DistributedDataParallel, "_run_ddp_forward", timed)
+        wrapped = around(original, _PART, _before_timed_forward, _after_timed_forward, active)
+        patches.attribute(DistributedDataParallel, "_run_ddp_forward", wrapped)
     patches.attribute(DataParallel, "__init__", around(DataParallel.__init__, _PART, _before_data_parallel))

@@ -1,12 +1,12 @@
-"""Optimizer steps, seen by torch's own global hooks; only the outermost of nested ones counts.
+"""Detects optimizer steps by torch's global hooks. Only the outermost of nested steps counts.
 
-``ZeroRedundancyOptimizer`` steps an optimizer inside its own step, and a subclass that calls ``super().step()`` fires twice.
-An optimizer in the backward (``_apply_optimizer_in_backward``) steps once per parameter; all of them together count once, at
-the end of the backward. A ``GradScaler`` that skips the step because of an inf is a step without an optimizer step.
+``ZeroRedundancyOptimizer`` steps an inner optimizer, and a subclass that calls ``super().step()`` fires the hooks twice. Optimizers
+in the backward (``_apply_optimizer_in_backward``) step once per parameter; together they count as one step, at the end of the
+backward. If a ``GradScaler`` skips the optimizer step because of an inf, that still counts as a step.
 
-torch's own optimizers lose their hooks where ``torch.compile`` is used, in torch 2.1 and some later versions: its first call replaces
-their ``step``, for good, with the function that torch had wrapped to call the hooks, and marks those not wrapped yet as if they were.
-The hook wraps that function to do what the hooks do.
+With ``torch.compile``, in torch 2.1 and some later versions, torch's own optimizers lose their hooks. The first call permanently
+replaces their ``step`` by the undecorated function, and marks a ``step`` that was never decorated as if it were. The hook wraps
+those functions to do what the hooks do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...rundir import EventField, EventKind
 from .. import finder, lifetime
 from ..guard import part
 from ..job import Role, job_torch
-from ..patching import Patches, around, counted, guarded, not_compiled, torch_patches
+from ..patching import Patches, around, count_failure, exclude_from_compile, guarded, torch_patches
 from ..recording import IN_BACKWARD, Session, active, backwards, starts
 from . import ddp
 
@@ -32,22 +32,22 @@ _OPTIMIZER = EventKind.OPTIMIZER.opening + EventField.OPTIMIZER.next_key
 class _OpenStep:
     """The optimizer step in progress."""
 
-    __slots__ = ("code", "depth", "frame", "nested_end", "nests", "role", "start", "where")
+    __slots__ = ("code", "depth", "frame", "has_nested_steps", "nested_end", "role", "start", "where")
 
     def __init__(self) -> None:
         self.depth = 0
         self.frame = 0
-        """Id of the frame of torch's function around the outermost step."""
+        """Id of the frame of torch's function for the outermost step."""
         self.code: Any = None
-        """Code of that function."""
+        """Its code."""
         self.role: Role | None = None
         """The role of its optimizer, if determined at the start."""
         self.start = 0
         self.nested_end = 0
-        """End of the last backward inside it, in a closure: the optimizer's own work begins there."""
+        """End of the last backward inside the step, in a closure. The optimizer's own work begins there."""
         self.where = ""
-        self.nests = False
-        """Whether optimizers of this job step inside each other's steps."""
+        self.has_nested_steps = False
+        """Whether this job's optimizers call each other's steps."""
 
 
 open_step = _OpenStep()
@@ -58,26 +58,25 @@ def _reset() -> None:
 
 
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """The hook that torch calls before each step of an optimizer. Two frames above is torch's function around that
-    step."""
+    """torch calls this before each optimizer step. Two frames above is torch's function for that step."""
     current = active.session
     if current is None:
         current = lifetime.arm_alone()
         if current is None:
             return
     frame: Any = sys._getframe(2)
-    if open_step.depth and _runs(open_step.code, frame.f_back, open_step.frame):
-        # Otherwise that step raised, and its end was never seen.
+    if open_step.depth and _is_in_stack(open_step.code, frame.f_back, open_step.frame):
+        # Otherwise the outer step raised, and its end was not recorded.
         open_step.depth += 1
-        open_step.nests = True
+        open_step.has_nested_steps = True
         return
     open_step.depth = 1
     open_step.frame, open_step.code = id(frame), frame.f_code
     open_step.nested_end, open_step.role = 0, None
     if current.backward.depth:
         current.backward.steps_optimizer = backwards.always = True
-    elif not backwards.full and _backward_here() != -1:
-        # They did not until now, and this backward's end will not be seen: the next one's will.
+    elif not backwards.full and _graph_task_id() != -1:
+        # First step inside a backward. The end of this backward will not be recorded; those of later ones will.
         open_step.depth = 0
         backwards.always = backwards.full = True
         return
@@ -95,13 +94,13 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     open_step.start = perf_counter_ns()
 
 
-def _backward_here() -> int:
-    """torch's number of the backward that this thread runs, -1 outside of one; from the installation on."""
+def _graph_task_id() -> int:
+    """torch's id of the backward that this thread runs; -1 if none. Placeholder; ``install`` sets torch's function."""
     return -1
 
 
-def _runs(code: Any, caller: Any, frame: int = 0) -> bool:
-    """Whether ``caller`` or one of its callers runs ``code``; if the id of a frame is given, in that one."""
+def _is_in_stack(code: Any, caller: Any, frame: int = 0) -> bool:
+    """Whether ``caller`` or one of its callers runs ``code``. If ``frame``, a frame's id, is given, only that frame counts."""
     while caller is not None:
         if caller.f_code is code and (not frame or id(caller) == frame):
             return True
@@ -110,7 +109,7 @@ def _runs(code: Any, caller: Any, frame: int = 0) -> bool:
 
 
 def after_step(optimizer: Any, end: int) -> None:
-    """Record the end, at perf_counter_ns ``end``, of a step whose start was recorded."""
+    """Record the end, at ``end`` (perf_counter_ns), of a step whose start was recorded."""
     current = active.session
     if current is None or not open_step.depth:
         return
@@ -131,73 +130,83 @@ def after_step(optimizer: Any, end: int) -> None:
         ddp.resume(current, end)
 
 
-def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """The hook that torch calls after each step of an optimizer that has not raised. Two frames above is the caller
-    of that step.
+def _after_optimizer_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """torch calls this after each optimizer step that did not raise. Two frames above is the caller of that step.
 
-    Never raises. Most steps of a long job are brief and run no more of the hook than this function. The model's data
-    has displaced the hook's from the caches by then, and each function call costs 3 to 5 us, so there are as few as
-    possible.
+    Raises only exceptions of the job's signal handlers. In most steps of a long job this is the only function of the hook that
+    runs. By then the model's data have displaced the hook's code from the CPU caches, and each function call costs 3 to 5 us, so
+    there are few.
     """
     at = perf_counter_ns()
     if _PART.off:
         return
     try:
-        if not starts.full and optimizer is starts.alone() and sys._getframe(2).f_code is starts.caller:
+        if (
+            not starts.full
+            and optimizer is starts.only_optimizer()
+            and sys._getframe(2).f_code is starts.caller
+        ):
             recorder = active.recorder
             if recorder is not None and recorder.end_brief_step(at):
                 return
-        _step_ended(optimizer, at, sys._getframe(1))
+        _handle_step_end(optimizer, at, sys._getframe(1))
     except Exception as error:
         starts.full = True
-        if not counted(_PART, error):
+        if not count_failure(_PART, error):
             raise
 
 
-def _step_ended(optimizer: Any, at: int, stepped: Any) -> None:
-    """A step of an optimizer has ended, at perf_counter_ns ``at``. ``stepped`` is the frame of torch's function around it."""
+def _handle_step_end(optimizer: Any, at: int, step_frame: Any) -> None:
+    """Handle the end of an optimizer step at ``at``, perf_counter_ns. ``step_frame`` is the frame of torch's function for that
+    step."""
     if starts.full:
         after_step(optimizer, at)
         if not active.full and not open_step.depth:
-            _expect_brief_steps(optimizer, stepped.f_back)
+            _expect_brief_steps(optimizer, step_frame.f_back)
         return
     current = active.session
     if current is None:
         return
-    caller: Any = stepped.f_back
-    if optimizer is starts.alone() and caller.f_code is starts.caller:
+    caller: Any = step_frame.f_back
+    if optimizer is starts.only_optimizer() and caller.f_code is starts.caller:
         current.stepping.after_brief(at)
-    elif _runs(stepped.f_code, caller):
-        # It is inside another one's step. That one's end is still to be seen as a brief step's: its start was not looked at.
-        open_step.nests, starts.caller = True, None
-    elif optimizer is starts.alone():
-        starts.caller, starts.full = caller.f_code, open_step.nests
+    elif _is_in_stack(step_frame.f_code, caller):
+        # It is nested in another optimizer's step. The end of that one must still be handled as a brief step's, because
+        # its start was not recorded.
+        open_step.has_nested_steps, starts.caller = True, None
+    elif optimizer is starts.only_optimizer():
+        starts.caller, starts.full = caller.f_code, open_step.has_nested_steps
         current.stepping.after_brief(at)
     else:
-        _another_stepped(current, optimizer, caller, at)
+        _handle_other_optimizer(current, optimizer, caller, at)
 
 
 def _expect_brief_steps(optimizer: Any, caller: Any) -> None:
-    """Stop looking at starts of steps if their ends suffice: steps of which only the times are kept should cost next
-    to nothing. ``caller`` is the frame that has called the step of ``optimizer``."""
+    """Stop recording the starts of optimizer steps if their ends suffice, to reduce the cost of steps of which only the times are
+    kept. ``caller`` is the frame that called the step of ``optimizer``."""
     current = active.session
-    if current is None or caller is None or open_step.nests or backwards.always or current.models.open:
+    if (
+        current is None
+        or caller is None
+        or open_step.has_nested_steps
+        or backwards.always
+        or current.models.open
+    ):
         return
-    role = current.stepping.alone
+    role = current.stepping.only_role
     if role is not None and current.roles.of(optimizer) is role:
         starts.expect(optimizer, role.steps > 1, caller)
         starts.full = False
 
 
-def _another_stepped(current: Session, optimizer: Any, caller: Any, at: int) -> None:
-    """Handle the step until ``at`` of an optimizer that cannot be recognised by identity, whose start was not
-    recorded."""
+def _handle_other_optimizer(current: Session, optimizer: Any, caller: Any, at: int) -> None:
+    """Handle the end, at ``at``, of a step whose start was not recorded, of an optimizer that cannot be recognized by identity."""
     role = current.roles.of(optimizer)
-    is_in_backward = _backward_here() != -1
-    if role is current.stepping.alone and not is_in_backward:
+    is_in_backward = _graph_task_id() != -1
+    if role is current.stepping.only_role and not is_in_backward:
         role.steps += 1
         starts.expect(optimizer, role.steps > 1, caller)
-        starts.full = open_step.nests
+        starts.full = open_step.has_nested_steps
         current.stepping.after_brief(at)
         return
     starts.full = True
@@ -208,7 +217,7 @@ def _another_stepped(current: Session, optimizer: Any, caller: Any, at: int) -> 
 
 
 def _number_of(optimizer: Any, current: Session) -> int:
-    """The number of an optimizer; the line of its first step is the one that rank.json names."""
+    """The number of an optimizer. At its first step, its source line is registered for rank.json."""
     number = current.optimizers.find(optimizer)
     if number is None:
         number, where = current.optimizers.count, open_step.where
@@ -217,7 +226,7 @@ def _number_of(optimizer: Any, current: Session) -> int:
 
 
 def end_of_stepping_backward(current: Session, at: int) -> None:
-    """A backward in which optimizers stepped has ended."""
+    """Handle the end of a backward in which optimizers stepped."""
     current.stepping.before_optimizer(IN_BACKWARD)
     current.stepping.after_optimizer(IN_BACKWARD, at)
 
@@ -245,17 +254,17 @@ def _after_scaler(token: tuple[Any, int, int], result: Any) -> None:
 
 
 def install(patches: Patches) -> None:
-    """Register the hooks, and watch ``GradScaler.step``."""
+    """Register the hooks, and wrap ``GradScaler.step``."""
     from torch.optim import optimizer as module
 
-    global _backward_here
+    global _graph_task_id
     lifetime.at_fork.append(_reset)
     task_id = getattr(job_torch()._C, "_current_graph_task_id", None)
     if task_id is not None:
-        _backward_here, backwards.always = task_id, False
+        _graph_task_id, backwards.always = task_id, False
 
-    before, after = guarded(_PART, before_step, starts), _stepped
-    not_compiled(after)
+    before, after = guarded(_PART, before_step, starts), _after_optimizer_step
+    exclude_from_compile(after)
     hooks = module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks
     handles = (
         module.register_optimizer_step_pre_hook(before),
@@ -274,11 +283,11 @@ def install(patches: Patches) -> None:
 
 
 _DYNAMO = "torch._dynamo.eval_frame"
-_MARK = "hooked"
-"""The attribute of a ``step`` by which torch knows that it calls the hooks."""
+_HOOKED_ATTRIBUTE = "hooked"
+"""The attribute with which torch marks a ``step`` that calls the hooks."""
 
 _Steps = dict[Any, tuple[Any, bool]]
-"""By class of optimizer: its ``step``, and whether that is marked."""
+"""By optimizer class: its ``step``, and whether that is marked."""
 
 
 def _steps(args: Any, kwargs: Any) -> _Steps:
@@ -287,10 +296,10 @@ def _steps(args: Any, kwargs: Any) -> _Steps:
     classes: list[Any] = [
         each for each in vars(optim).values() if isinstance(each, type) and "step" in vars(each)
     ]
-    return {each: (each.step, hasattr(each.step, _MARK)) for each in classes}
+    return {each: (each.step, hasattr(each.step, _HOOKED_ATTRIBUTE)) for each in classes}
 
 
-def _hook_again(before: _Steps, result: Any) -> None:
+def _restore_hooks(before: _Steps, result: Any) -> None:
     for owner, (step, marked) in _steps((), {}).items():
         former, was_marked = before[owner]
         if marked and (not was_marked or getattr(former, "__wrapped__", None) is step):
@@ -308,14 +317,14 @@ def _after_unhooked(optimizer: Any, result: Any) -> None:
 
 
 def install_unhooked(patches: Patches) -> None:
-    """Wait for the compiler, which most jobs never import."""
+    """Have ``watch_compiler`` called when the compiler is imported, which most jobs never do."""
     finder.after_import(_DYNAMO, __name__, "watch_compiler")
 
 
 def watch_compiler() -> None:
-    """Wrap the function that takes the hooks off, where this torch has one."""
+    """Wrap the function that removes the hooks, if this torch has one."""
     patcher = getattr(sys.modules[_DYNAMO], "TorchPatcher", None)
     patch: Any = getattr(patcher, "patch", None)
     code = getattr(getattr(patch, "__wrapped__", patch), "__code__", None)
-    if code is not None and _MARK in code.co_consts:
-        torch_patches.attribute(patcher, "patch", around(patch, _PART, _steps, _hook_again))
+    if code is not None and _HOOKED_ATTRIBUTE in code.co_consts:
+        torch_patches.attribute(patcher, "patch", around(patch, _PART, _steps, _restore_hooks))

@@ -1,8 +1,8 @@
-"""Wrappers of process groups, garbage collections, constructors, the job's own profilers, spawned processes, and checkpoints.
+"""Wraps process groups, garbage collections, constructors, the job's own profilers, spawned processes, and checkpoints.
 
-A recording begins in ``init_process_group``; before ``destroy_process_group`` everything must be on disk, because Gloo sometimes
-aborts the process in it, and then no exit handler runs. Checkpoints are recorded in all steps, also in those of which else only the
-times are kept: they are rare, and the work since the last one is what a restart repeats.
+A recording begins in ``init_process_group``. Before ``destroy_process_group`` everything is copied to disk, because Gloo sometimes
+aborts the process in it, and then no exit handler runs. Checkpoints are recorded in all steps, even in those of which only the
+times are kept: they are rare, and the work since the last one is repeated after a restart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .. import finder, lifetime
 from ..guard import part
 from ..job import calling_frame, record_construction
 from ..patching import After, Before, Patches, around, cell_of, guarded, torch_patches
-from ..profiling import constructed
+from ..profiling import note_user_profiler
 from ..recording import MOST_EVENTS, Recorder, active
 from ..stalls import note_join_started
 
@@ -30,7 +30,7 @@ def _before_init(args: Any, kwargs: Any) -> int:
     note_join_started()
     recorder = active.recorder
     if recorder is not None:
-        recorder.heartbeat.reopen()  # a process that trains several times, with a process group for each
+        recorder.heartbeat.reopen()  # the process trains several times, with a process group for each
     return time.time_ns()
 
 
@@ -45,19 +45,19 @@ def _after_init(joining_ns: int, result: Any) -> None:
 def _before_destroy(args: Any, kwargs: Any) -> bool | None:
     recorder = active.recorder
     if recorder is not None:
-        recorder.calls.known.clear()  # by the id of their process group, which the next one may get
+        recorder.calls.known.clear()  # keyed by the id of the process group, which may be reused
     group = args[0] if args else kwargs.get("group")
     import torch.distributed as dist
 
     if group is None or group is dist.group.WORLD:
         lifetime.flush()
         if recorder is not None and recorder.thread == get_ident():
-            recorder.record_as_at_first()
+            recorder.record_new_training()
     return None
 
 
 def install_process_groups(patches: Patches) -> None:
-    """Wrap both."""
+    """Wrap ``init_process_group`` and ``destroy_process_group``."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
@@ -75,20 +75,20 @@ def install_process_groups(patches: Patches) -> None:
 
 
 SHORTEST_NS = 200_000
-"""Shorter collections are too frequent to be recorded each, and cost little."""
+"""Shorter collections are not recorded: they are frequent and cost little."""
 
 _MOST_COLLECTIONS = MOST_EVENTS // 2
-"""Collections of one step that are written each: building an index in Python collects hundreds of times, and the other
-events of that step show when it was done."""
+"""Upper limit of the collections written per step. Building an index in Python collects hundreds of times, and the other events of
+that step show when that happened."""
 _COLLECTION = EventKind.COLLECTION.opening
 
 _started = [0]
-"""When the collection in progress began, perf_counter_ns; 0 outside of one."""
+"""Start of the collection in progress, perf_counter_ns; 0 if there is none."""
 _in_step = [-1, 0]
-"""The last step with a collection, and how many were recorded in it."""
+"""The last step with a collection, and the number recorded in it."""
 
 
-def _collecting(phase: str, info: dict[str, Any]) -> None:
+def _on_collection(phase: str, info: dict[str, Any]) -> None:
     recorder = active.recorder
     if recorder is None or recorder.thread != get_ident():
         return
@@ -98,24 +98,24 @@ def _collecting(phase: str, info: dict[str, Any]) -> None:
     elif _started[0]:
         duration = now - _started[0]
         if duration >= SHORTEST_NS:
-            _add(recorder, duration)
+            _add_collection(recorder, duration)
         _started[0] = 0
 
 
-def _add(recorder: Recorder, duration: int) -> None:
+def _add_collection(recorder: Recorder, duration: int) -> None:
     if recorder.step != _in_step[0]:
         _in_step[:] = recorder.step, 0
     _in_step[1] += 1
     if _in_step[1] > _MOST_COLLECTIONS:
         recorder.count(duration)
         return
-    # Where the collector runs of itself that is the line that happened to allocate; gc.collect() names itself.
+    # For an automatic collection, this is the line that happened to allocate; for gc.collect(), the line of the call.
     recorder.add(_started[0], duration, f"{_COLLECTION}{recorder.lines.caller()}")
 
 
 def install_garbage(patches: Patches) -> None:
     """Register a callback for the garbage collections that stop the training thread."""
-    callback = guarded(part("garbage collection"), _collecting, active)
+    callback = guarded(part("garbage collection"), _on_collection, active)
     patches.add(lambda: gc.callbacks.append(callback), lambda: gc.callbacks.remove(callback))
 
 
@@ -128,7 +128,7 @@ def _before_loader(args: Any, kwargs: Any) -> None:
 
 
 def install_constructors(patches: Patches) -> None:
-    """Wrap the constructors of data loaders and DDP modules, which subclasses call, for the line that built each."""
+    """Wrap the constructors of data loaders and DDP modules, which subclasses call, to find the line that constructed each."""
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader
 
@@ -143,11 +143,11 @@ _PROFILERS = {
 
 
 def _before_profiler(args: Any, kwargs: Any) -> None:
-    constructed(args[0])
+    note_user_profiler(args[0])
 
 
 def install_profilers(patches: Patches) -> None:
-    """Watch the constructors of torch's profilers: whether the job profiles itself."""
+    """Wrap the constructors of torch's profilers, to detect that the job profiles itself."""
     for module_name, names in _PROFILERS.items():
         module = importlib.import_module(module_name)
         for name in names:
@@ -160,17 +160,17 @@ def install_profilers(patches: Patches) -> None:
                 )
 
 
-def _caught(raised: BaseException) -> None:
+def _on_spawned_exit(raised: BaseException) -> None:
     if isinstance(raised, SystemExit) and isinstance(raised.__context__, Exception):
         lifetime.write_end_status(raised.__context__)
 
 
 def install_spawned(patches: Patches) -> None:
-    """Wrap what runs in a process that ``torch.multiprocessing.spawn`` starts, which finds it by its name: it catches the exception of such
-    a one, hands its text to the parent and ends the process at once, so that nothing registered for the exit is run."""
+    """Wrap the function that runs in a process started by ``torch.multiprocessing.spawn``, which finds it by its name. That
+    function catches the exception of the process, sends its text to the parent and exits at once, without exit handlers."""
     spawn = importlib.import_module("torch.multiprocessing.spawn")  # the package has a function of that name
     patches.attribute(
-        spawn, "_wrap", around(spawn._wrap, part("exceptions of spawned processes"), failed=_caught)
+        spawn, "_wrap", around(spawn._wrap, part("exceptions of spawned processes"), failed=_on_spawned_exit)
     )
 
 
@@ -184,10 +184,10 @@ _DISTRIBUTED = {
 }
 
 _Token = tuple[int, str]
-"""The start, perf_counter_ns, and the fields of the event."""
+"""The start (perf_counter_ns) and the fields of the event."""
 
 _depth = [0]
-"""How many of these functions are in progress, one in another."""
+"""Nesting depth of these functions."""
 
 
 def checkpoint_event(kind: EventKind) -> tuple[Before, After]:
@@ -198,7 +198,7 @@ def checkpoint_event(kind: EventKind) -> tuple[Before, After]:
         if recorder is None or recorder.thread != get_ident():
             return None
         token = perf_counter_ns(), opening + recorder.lines.caller(through=True)
-        # Last: it would stay raised where a handler of the job's raised before this.
+        # Set last: an exception from a signal handler of the job must not leave it set.
         _depth[0] += 1
         return token
 
@@ -206,7 +206,7 @@ def checkpoint_event(kind: EventKind) -> tuple[Before, After]:
         end = perf_counter_ns()
         _depth[0] = max(0, _depth[0] - 1)
         recorder = active.recorder
-        # One that raised leaves no checkpoint, or none that was read: what counts them must not see it.
+        # If it raised, there is no checkpoint, or none was read: do not record it.
         if recorder is not None and not _depth[0] and not isinstance(result, BaseException):
             recorder.add(token[0], end - token[0], token[1])
             if kind is EventKind.SAVE:
@@ -216,7 +216,7 @@ def checkpoint_event(kind: EventKind) -> tuple[Before, After]:
 
 
 def install_checkpoints(patches: Patches) -> None:
-    """Wrap ``torch.save`` and ``torch.load``, and the distributed checkpoint's once the job imports it."""
+    """Wrap ``torch.save`` and ``torch.load``, and the functions of ``torch.distributed.checkpoint`` when the job imports it."""
     import torch
 
     lifetime.depths.append(_depth)
@@ -231,7 +231,7 @@ def install_checkpoints(patches: Patches) -> None:
 
 
 def install_distributed() -> None:
-    """Wrap what has been imported of ``torch.distributed.checkpoint``."""
+    """Wrap the imported functions of ``torch.distributed.checkpoint``."""
     import sys
 
     for module_name, (kind, names) in _DISTRIBUTED.items():

@@ -1,16 +1,14 @@
-"""Samples the source line at which the training thread is, which identifies slow code of the user; and reads another thread's stack
-while that thread cannot run.
+"""Samples the source line that the training thread executes, to identify slow user code. Also reads the stack of another thread.
 
-In CPython 3.11 a frame lives on its thread's own stack, and a frame object is made for it on demand. A thread that
-demands it for another thread must not be interrupted: once the other one runs on, the frame may be gone, and its memory
-another frame's. Profilers that walk ``sys._current_frames()`` in a loop of Python crash the process for that reason,
-rarely (https://github.com/DataDog/dd-trace-py/issues/13567, https://github.com/getsentry/sentry-python/issues/6119).
+In CPython 3.11 and newer, a frame is part of its thread's own stack, and a frame object is created for it on demand. A thread that
+requests one for another thread must not be interrupted: when the other thread continues, the frame may end and its memory be
+reused. For that reason, profilers that walk ``sys._current_frames()`` in a Python loop crash the process in rare cases
+(https://github.com/DataDog/dd-trace-py/issues/13567, https://github.com/getsentry/sentry-python/issues/6119).
 
-A thread can lose the GIL between any two steps of such a loop, but not inside a call of a function written in C, with
-one exception: making a frame object can start the garbage collector, which calls destructors and ``gc.callbacks``, and
-those may release the GIL. So one call into C stops the collector, finds the thread's frames, walks and reads them,
-drops them, so that no object of the job is destroyed in this thread, and starts the collector again if it was on: no
-other code can notice that it was off.
+A thread can lose the GIL between any two bytecodes of such a loop, but not inside a call of a C function, with one exception:
+creating a frame object can start the garbage collector, whose destructors and ``gc.callbacks`` may release the GIL. So a single
+call into C disables the collector, finds the thread's frames, walks and reads them, drops them (so that no object of the job is
+destroyed in this thread), and enables the collector again if it was enabled. No other code can observe that it was disabled.
 """
 
 from __future__ import annotations
@@ -34,40 +32,41 @@ from ..patching import guarded
 from ..recording import Session, ThreadTimes, active
 
 MEAN_PERIOD_S = 0.06
-"""Seconds. The period is drawn at random each time, between half and one and a half of it, so that it does not
-coincide with the training loop's."""
+"""Mean period, s. Each period is drawn at random between 0.5 and 1.5 times this, so that it does not coincide with the period of
+the training loop."""
 EARLY_S = 30.0
-"""After it the period is ``LATER`` times as long, on all ranks alike, for their samples are compared: there are some
-hundreds by then, and each costs 0.1 to 0.2 ms of CPU time, with the caches full of the model's data.
-"""
-LATER = 4
-"""Times as long as ``MEAN_PERIOD_S``, after ``EARLY_S``."""
+"""Seconds after which the period is multiplied by ``LATER_FACTOR``, on all ranks, because their samples are compared. There are some
+hundreds of samples by then. A sample costs 0.1 to 0.2 ms of CPU time when the caches hold the model's data."""
+LATER_FACTOR = 4
+"""Factor of ``MEAN_PERIOD_S`` after ``EARLY_S``."""
 MOST_PAUSE_S = 0.5
-"""Longest wait, s, in the first ``EARLY_S``; twice as long after them. Waking up costs as much as a sample, which is useless
-while no step is recorded in full; but a step that lasts twice as long is always sampled."""
-CLOSER_EVERY_S = 1.0
-"""Seconds between two steps that are sampled densely, at least; ``LATER`` times as many after ``EARLY_S``. That is
-done where a sample came late."""
-CLOSER_S = 0.0007
-"""Seconds between two looks then. A look that finds nothing costs 10 to 20 us of CPU time, a tenth of a sample."""
-MOST_LOOKS = 64
-"""Looks in such a step. They cost as much as ``MOST_LOOKS / LOOKS_PER_SAMPLE`` samples, which are left out for them."""
-LOOKS_PER_SAMPLE = 8
+"""Longest wait, s, during the first ``EARLY_S``; later twice that. Waking up costs as much as a sample and is useless while no step
+is recorded in full, but a step that lasts twice this long is always sampled."""
+DENSE_EVERY_S = 1.0
+"""Minimum seconds between two densely sampled steps, ``LATER_FACTOR`` times as many after ``EARLY_S``. A step is sampled densely if a
+sample came late."""
+DENSE_PERIOD_S = 0.0007
+"""Seconds between two attempts of dense sampling. An attempt that takes no sample costs 10 to 20 us of CPU time, a tenth of a
+sample."""
+MOST_ATTEMPTS = 64
+"""Upper limit of the attempts in such a step. They cost as much as ``MOST_ATTEMPTS / ATTEMPTS_PER_SAMPLE`` samples; so many are then
+skipped."""
+ATTEMPTS_PER_SAMPLE = 8
 BATCH_S = 1.0
-"""Between two writes: a line a second. What a killed process had not written is lost."""
+"""Seconds between two writes. Samples not yet written are lost if the process is killed."""
 _MOST_BLOCKS = 64
-"""Blocks of steps in full that may pass without a sample."""
+"""Upper limit of the blocks of full steps that may pass without a sample."""
 _END_S = 0.5
-"""Seconds; more than reading a stack takes, unless the thread is given no CPU."""
+"""Seconds to wait for the thread at the end. Reading a stack takes less, unless the thread gets no CPU."""
 _PART = part("sampling of source lines")
 
 
 Sample = tuple[int, int, int, int]
-"""Epoch ns, the user's line, the innermost line, and ns for which this thread waited for the GIL."""
+"""Epoch ns, number of the user's line, number of the innermost line, and ns that this thread waited for the GIL."""
 
 
 class GilWait:
-    """For how long the thread that makes it waits for the GIL whenever it wakes up."""
+    """Measures how long the thread that created it waits for the GIL when it wakes up."""
 
     def __init__(self) -> None:
         self._times = ThreadTimes()
@@ -75,18 +74,18 @@ class GilWait:
         self._no_cpu_ns = self._read_no_cpu_ns()
 
     def ns(self, wanted_ns: int) -> int:
-        """For how long this thread, which was to run at ``wanted_ns``, has waited for the GIL and not for a CPU, ns."""
+        """How long this thread, which was due at ``wanted_ns`` (monotonic), waited for the GIL and not for a CPU, ns."""
         late_ns = time.monotonic_ns() - wanted_ns
         before, self._no_cpu_ns = self._no_cpu_ns, self._read_no_cpu_ns()
         return max(0, late_ns - (self._no_cpu_ns - before))
 
     def _read_no_cpu_ns(self) -> int:
-        """For how long this thread was runnable without a CPU, so far, ns; 0 if the system does not report it."""
+        """Total time that this thread was runnable without a CPU, ns; 0 if the system does not report it."""
         times = self._times.read_ns()
         return self._no_cpu_ns if times is None else times[1]
 
     def close(self) -> None:
-        """Stop reading its times."""
+        """Close the file with the thread's times."""
         self._times.close()
 
 
@@ -100,10 +99,10 @@ class Sampler:
         self._pending: list[str] = []
         self._lines = Lines(session.recorder.kinds, self._pending.append)
         self._samples: list[Sample] = []
-        self._closer: list[Sample] = []
-        self._looked_ns = 0
-        self._no_closer_until = 0.0
-        self._left_out = 0
+        self._dense_samples: list[Sample] = []
+        self._dense_ns = 0
+        self._not_dense_until_s = 0.0
+        self._samples_to_skip = 0
         self._gil_wait: GilWait | None = None
         self._since = time.monotonic()
         self._thread = threading.Thread(
@@ -112,11 +111,11 @@ class Sampler:
         self._random = random.Random(session.rank)
         self._early_until = time.monotonic() + EARLY_S
         self._last_step = -1
-        self._rest_s = 0.0
+        self._until_sample_s = 0.0
         """Seconds left until the next sample, after the current wait."""
 
     def start(self) -> None:
-        """Start the thread, where this Python lets it."""
+        """Start the thread, if this Python can read other threads' stacks."""
         if can_be_read():
             self._thread.start()
 
@@ -145,21 +144,20 @@ class Sampler:
                     return
 
     def _pause_s(self) -> float:
-        if self._rest_s <= 0.0:
-            self._rest_s = self._until_next_s()
-        pause_s = min(self._rest_s, MOST_PAUSE_S if self._later() == 1 else 2 * MOST_PAUSE_S)
-        self._rest_s -= pause_s
+        if self._until_sample_s <= 0.0:
+            self._until_sample_s = self._until_next_s()
+        pause_s = min(self._until_sample_s, MOST_PAUSE_S if self._period_factor() == 1 else 2 * MOST_PAUSE_S)
+        self._until_sample_s -= pause_s
         return pause_s
 
     def _until_next_s(self) -> float:
-        """Seconds until the next sample is due."""
-        looks, self._left_out = self._left_out, 0
-        pause_s = self._later() * MEAN_PERIOD_S * (0.5 + self._random.random() + looks)
+        skipped, self._samples_to_skip = self._samples_to_skip, 0
+        pause_s = self._period_factor() * MEAN_PERIOD_S * (0.5 + self._random.random() + skipped)
         recorder = self._session.recorder
         step_s = recorder.thinning.step_ns / 1e9
         if recorder.always_full or recorder.thinning.every == 1 or not step_s:
             return pause_s
-        # A sample in between would be useless. The schedule continues in the next steps in full.
+        # A sample in a step that is not recorded in full is useless. The schedule continues in the next full steps.
         period = pause_s / step_s
         begun = recorder.step + min(
             1.0, (time.perf_counter_ns() - recorder.start_perf_ns) / recorder.thinning.step_ns
@@ -172,28 +170,28 @@ class Sampler:
             at = int(at) + between + period * self._random.random()
         return (at - begun) * step_s
 
-    def _later(self) -> int:
-        return 1 if time.monotonic() < self._early_until else LATER
+    def _period_factor(self) -> int:
+        return 1 if time.monotonic() < self._early_until else LATER_FACTOR
 
     def _should_sample(self) -> bool:
-        """Whether a sample is due in a step recorded in full, or the step is the one of the last look: the thread
-        may hang in it, and the sample shows where."""
+        """Whether a sample is due in a full step, or the step is the same as at the last wake-up: the rank may hang in it, and the
+        sample shows where."""
         step, last = self._session.recorder.step, self._last_step
         self._last_step = step
-        return (active.full and self._rest_s <= 0.0) or step == last
+        return (active.full and self._until_sample_s <= 0.0) or step == last
 
     def _sample(self, wanted_ns: int) -> None:
-        """Take a sample that was due at ``wanted_ns``, monotonic; if it came late, sample what follows densely."""
+        """Take a sample that was due at ``wanted_ns``, monotonic. If it came late, sample the rest of the step densely."""
         held_ns = self._gil_wait_ns(wanted_ns)
-        sample = self._look(held_ns)
+        sample = self._take_sample(held_ns)
         if sample is not None:
             with self._lock:
                 self._samples.append(sample)
-        if held_ns >= HELD_NS and time.monotonic() >= self._no_closer_until:
-            self._no_closer_until = time.monotonic() + self._later() * CLOSER_EVERY_S
+        if held_ns >= HELD_NS and time.monotonic() >= self._not_dense_until_s:
+            self._not_dense_until_s = time.monotonic() + self._period_factor() * DENSE_EVERY_S
             self._sample_densely()
 
-    def _look(self, held_ns: int) -> Sample | None:
+    def _take_sample(self, held_ns: int) -> Sample | None:
         stack = stack_of(self._session.recorder.thread)
         now = time.time_ns()
         if not stack:
@@ -203,64 +201,64 @@ class Sampler:
         return None if leaf is None else (now, leaf if user is None else user, leaf, held_ns)
 
     def _sample_densely(self) -> None:
-        """Request the GIL repeatedly during one step, and take a sample if it is held.
+        """Request the GIL repeatedly during one step, and take a sample each time another thread holds it.
 
-        A thread that runs Python holds the GIL until it calls something that releases it, or until another thread has
-        waited for it for 5 ms. At random moments, 6 ms of work are sampled from within only once in six times, and
-        otherwise the work behind them is; a thread that waits from their beginning samples them each time.
+        A thread that runs Python holds the GIL until it calls something that releases it, or until another thread has waited for 5
+        ms. Of the samples requested at a random time during 6 ms of Python work, only one in six is taken within it; the others are
+        taken after it. A thread that already waits when the work begins samples it every time.
         """
         recorder = self._session.recorder
         step_ns = int(recorder.thinning.step_ns)
         begun = last = time.monotonic_ns()
-        looks = 0
-        while looks < MOST_LOOKS and last - begun < step_ns and active.full and not self._stop.is_set():
-            wanted_ns = last + int(1e9 * CLOSER_S)
-            time.sleep(CLOSER_S)
-            looks += 1
+        attempts = 0
+        while attempts < MOST_ATTEMPTS and last - begun < step_ns and active.full and not self._stop.is_set():
+            wanted_ns = last + int(1e9 * DENSE_PERIOD_S)
+            time.sleep(DENSE_PERIOD_S)
+            attempts += 1
             held_ns = self._gil_wait_ns(wanted_ns)
-            sample = self._look(held_ns) if held_ns >= HELD_NS else None
+            sample = self._take_sample(held_ns) if held_ns >= HELD_NS else None
             if sample is not None:
                 with self._lock:
-                    self._closer.append(sample)
+                    self._dense_samples.append(sample)
             last = time.monotonic_ns()
         with self._lock:
-            self._looked_ns += last - begun
-        self._left_out += looks // LOOKS_PER_SAMPLE
+            self._dense_ns += last - begun
+        self._samples_to_skip += attempts // ATTEMPTS_PER_SAMPLE
 
     def _gil_wait_ns(self, wanted_ns: int) -> int:
         return 0 if self._gil_wait is None else self._gil_wait.ns(wanted_ns)
 
     def write_out(self, deadline_s: float | None = None) -> None:
-        """Write the samples since the last call; skipped if the thread still writes at ``deadline_s``, monotonic, as
-        without a CPU."""
+        """Write the samples taken since the last call. Skipped if the thread is still writing at ``deadline_s``, monotonic, because
+        it gets no CPU."""
         timeout_s = -1.0 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
         if not self._lock.acquire(timeout=timeout_s):
             return
         try:
             samples, self._samples = self._samples, []
-            closer, self._closer = self._closer, []
-            looked_ns, self._looked_ns = self._looked_ns, 0
+            dense, self._dense_samples = self._dense_samples, []
+            dense_ns, self._dense_ns = self._dense_ns, 0
             pending = "".join(self._pending)
             self._pending.clear()
             self._since = time.monotonic()
             if samples:
                 pending += f"{_rows(samples, LineField.SAMPLES)}}}\n"
-            if looked_ns:
-                pending += f"{_rows(closer, LineField.CLOSER)}{LineField.LOOKED_NS.next_key}{looked_ns}}}\n"
+            if dense_ns:
+                pending += f"{_rows(dense, LineField.CLOSER)}{LineField.LOOKED_NS.next_key}{dense_ns}}}\n"
             if pending:
                 self._session.spool.write(SAMPLES_FILE, pending.encode())
         finally:
             self._lock.release()
 
     def stop(self, deadline_s: float) -> None:
-        """End the thread; it is waited for until ``deadline_s``, monotonic."""
+        """End the thread; wait for it until ``deadline_s``, monotonic."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=max(0.0, min(_END_S, deadline_s - time.monotonic())))
 
 
 def _rows(samples: Sequence[Sample], field: LineField) -> str:
-    """The beginning of a line with these samples."""
+    """The beginning of a line with these samples; it lacks the closing brace."""
     first = samples[0][0] if samples else time.time_ns()
     rows = ",".join([f"[{at - first},{user},{leaf}]" for at, user, leaf, _ in samples])
     held = ",".join([str(held_ns if held_ns >= HELD_NS else 0) for _, _, _, held_ns in samples])
@@ -268,32 +266,33 @@ def _rows(samples: Sequence[Sample], field: LineField) -> str:
 
 
 _DEADLOCKS = ((3, 11, 0), (3, 11, 5))
-"""Versions, from and before, in which ``sys._current_frames`` may deadlock
+"""First affected and first fixed version in which ``sys._current_frames`` may deadlock
 (https://github.com/python/cpython/issues/106883)."""
 _place: Any = attrgetter("f_code", "f_lineno")
 _run: Any = methodcaller("__call__")
-_as_it_was = (gc.isenabled, gc.enable)
-"""What leaves the collector off, and what turns it on: indexed by whether it was on."""
+_RESTORE_COLLECTOR = (gc.isenabled, gc.enable)
+"""Functions that leave the collector disabled or enable it, indexed by whether it was enabled."""
 
 Place = tuple[CodeType, int]
 
 
 def can_be_read() -> bool:
-    """Whether this Python can look at other threads' stacks without harm."""
+    """Whether other threads' stacks can be read safely in this Python."""
     locked = getattr(sys, "_is_gil_enabled", lambda: True)()
     return bool(locked) and not _DEADLOCKS[0] <= sys.version_info[:3] < _DEADLOCKS[1]
 
 
 def stack_of(thread: int) -> list[Place]:
-    """Code and line of each frame of a thread, innermost first; empty where the thread is gone."""
+    """Code and line of each frame of a thread, innermost first; empty if the thread has ended."""
     frames: list[FrameType] = []
     places: list[Place] = []
     done: list[Any] = []
     innermost: Iterator[Any] = map(methodcaller("get", thread), iter(sys._current_frames, None))
-    # The list grows by the callers of the frames that it holds already; the outermost one's caller is None.
+    # The list grows by the callers of the frames already in it. The outermost frame's caller is None, which ends the
+    # walk.
     walk = chain(islice(innermost, 1), map(getattr, frames, repeat("f_back"), repeat(None)))
     deepest = islice(takewhile(bool, walk), MOST_FRAMES)
-    before = map(_as_it_was.__getitem__, map(_run, (gc.isenabled,)))
+    before = map(_RESTORE_COLLECTOR.__getitem__, map(_run, (gc.isenabled,)))
     reading = (
         gc.disable,
         partial(frames.extend, deepest),

@@ -1,4 +1,4 @@
-"""Saving the profiler's result and the flight recorder, in a thread of its own."""
+"""Saves the profiler's result and the flight recorder's entries, in a separate thread."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ from ..recording import Session
 
 _PART = part("profiler window")
 STAGGER_S = 0.25
-"""Seconds between the starts of a host's ranks, which would otherwise all write at once: a trace takes about as long
-to save."""
+"""Seconds between the starts of a host's ranks, so that they do not all write at once. Saving a trace takes about that long."""
 MOST_STAGGER_S = 4.0
-"""Longest such wait, s: a job may end soon after its window."""
+"""Longest such wait, s. A job may end soon after its window."""
 COMPRESSION = 20
-"""Size of a trace before compression relative to after, on the large side: 8 to 17 on the project's own and the
-public ones."""
+"""Compression ratio of a trace, estimated on the large side; 8 to 17 for the project's own and the public traces."""
 
 
 class TraceJob:
-    """Saves the trace of one window, and queues it to be compressed into the run directory."""
+    """Saves the trace of one window, and queues it for compression into the run directory."""
 
     def __init__(
         self,
@@ -42,8 +40,8 @@ class TraceJob:
         expected_bytes: int,
         number: int = 0,
     ) -> None:
-        """``report(state, why)`` is called when it has failed; ``expected_bytes`` are those of the compressed trace,
-        ``number`` is that of a requested window. Call on the training thread."""
+        """``report(state, why)`` is called on failure. ``expected_bytes`` is the expected size of the compressed trace, ``number``
+        that of the requested window (0: the first window). Call on the training thread."""
         self._number = number
         self._session = session
         self._result = result
@@ -52,38 +50,38 @@ class TraceJob:
         self._report = report
         self._header = _header(session)
         self.handed_over = False
-        """Whether this process is done with it."""
-        self._hurry = threading.Event()
+        """Whether the trace was handed over for compression."""
+        self._no_delay = threading.Event()
         self._thread = threading.Thread(target=guarded(_PART, self._run), name="ddpdoctor-trace", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that writes."""
+        """Start the thread that saves."""
         self._thread.start()
 
     def finish_until(self, deadline_s: float) -> None:
-        """At the job's end: write now; return once that is done or at ``deadline_s``, monotonic."""
-        self._hurry.set()
+        """Save without further delay, at the job's end. Returns when that is done or at ``deadline_s``, monotonic."""
+        self._no_delay.set()
         self._thread.join(timeout=max(0.0, deadline_s - time.monotonic()))
 
     def _run(self) -> None:
         try:
             if not self._number:
-                self._keep_flight()
+                self._save_flight()
             local_rank = int(self._session.document.get("local_rank") or 0)
-            self._hurry.wait(min(STAGGER_S * local_rank, MOST_STAGGER_S))
+            self._no_delay.wait(min(STAGGER_S * local_rank, MOST_STAGGER_S))
             self._save_trace()
             self.handed_over = True
             self._session.writer.document_changed.set()
         except TooLargeError as error:
             self._report("skipped", str(error))
         except Exception as error:
-            # A job that ends without waiting removes the folders that are written to; the recording says so.
+            # If the job has ended without waiting, its folders may be removed already, and the recording says so.
             if self._session.document.get("ended_ns") is None:
                 _report_failure(self._session, self._report, error)
         finally:
             self._result = None
 
-    def _keep_flight(self) -> None:
+    def _save_flight(self) -> None:
         try:
             data = flight_recorder()
             if data is not None:
@@ -92,9 +90,9 @@ class TraceJob:
             part("flight recorder").failed(error)
 
     def _save_trace(self) -> None:
-        own = self._session.spool.claimed()
+        own = self._session.spool.rank_folder()
         folders = [tempfile.gettempdir(), *([own] if own else [])]
-        base = folder_with_space(self._expected_bytes * COMPRESSION, folders, _ranks_here(self._session))
+        base = folder_with_space(self._expected_bytes * COMPRESSION, folders, _ranks_on_host(self._session))
         with raw_folder(base, self._session.run_id) as folder:
             self._result.save(os.path.join(folder.place, RAW_FILE))
             self._result = None
@@ -103,8 +101,8 @@ class TraceJob:
 
 
 def folder_with_space(size: int, folders: Sequence[str], ranks: int) -> str:
-    """The first of ``folders`` in which half of the free space suffices for ``size`` bytes for each of ``ranks``,
-    which check at the same moment and independently. Raises TooLargeError."""
+    """The first of ``folders`` in which half of the free space suffices for ``size`` bytes per rank. The ``ranks`` of a host check
+    at the same time and independently. Raises TooLargeError if there is none."""
     for folder in folders:
         storage = os.statvfs(folder)
         if storage.f_bavail * storage.f_frsize >= 2 * size * ranks:
@@ -116,8 +114,8 @@ def folder_with_space(size: int, folders: Sequence[str], ranks: int) -> str:
     )
 
 
-def _ranks_here(session: Session) -> int:
-    """Ranks of the run that record on this host: each has a spool."""
+def _ranks_on_host(session: Session) -> int:
+    """Number of ranks of the run on this host, each of which has a spool."""
     return max(1, min(len(spools_in(os.path.dirname(session.spool.directory))), session.world_size))
 
 
@@ -137,19 +135,19 @@ def _report_failure(session: Session, report: Callable[..., None], error: Except
 
 
 _RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""torch's flight recorders: NCCL's, and that of the other backends, from torch 2.8 on. Each is there whatever the backend is."""
+"""Functions of torch's flight recorders: NCCL's and, from torch 2.8 on, that of the other backends. They exist for any backend."""
 _RELAXED = 2
 """cudaStreamCaptureModeRelaxed."""
 _EMPTY = b'"pg_status":{}'
-"""In the JSON of a recorder that has recorded nothing."""
+"""Contained in the JSON of a recorder without entries."""
 
 
 def flight_recorder(collectives: bool = True) -> bytes | None:
-    """The flight recorder's entries as JSON, without stacks, or only its counters; None where this torch keeps none."""
+    """The flight recorder's entries as JSON without stacks, or only its counters. None if this torch has no flight recorder."""
     from torch._C import _distributed_c10d as c10d
 
     if collectives:
-        _spare_captures()
+        _allow_graph_captures()
     found = None
     for name in _RECORDERS:
         dump = getattr(c10d, name, None)
@@ -159,19 +157,19 @@ def flight_recorder(collectives: bool = True) -> bytes | None:
     return found
 
 
-def _spare_captures() -> None:
-    """Let other threads capture CUDA graphs while this one reads: to list NCCL's collectives, torch queries their events, which by default
-    would invalidate a capture."""
+def _allow_graph_captures() -> None:
+    """Allow other threads to capture CUDA graphs during the dump. To list NCCL's collectives, torch queries their events, which by
+    default would invalidate a capture."""
     torch = sys.modules.get("torch")
     try:
         if torch is not None and torch.cuda.is_initialized():
             ctypes.CDLL(None).cudaThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
     except (AttributeError, OSError):
-        pass  # no CUDA runtime among this process's own symbols
+        pass  # the process has no symbols of the CUDA runtime
 
 
 def _header(session: Session) -> dict[str, Any]:
-    """What torch.profiler writes about the process groups, and the recording's identity."""
+    """The process groups, as torch.profiler writes them, and the identity of the recording."""
     info: dict[str, Any] = {"rank": session.rank, "world_size": session.world_size}
     try:
         import torch.distributed as dist

@@ -1,12 +1,12 @@
-"""Profiler windows: a few steps, the same on all ranks, recorded by torch's own profiler.
+"""Profiler windows: the same few steps on all ranks, recorded by torch's profiler.
 
-They are driven from the end of a step, on the training thread. The device is never synchronized: where CUDA is in use the
-profiler is closed at the end of a step, once CUDA events show that the device has finished the window's steps. In rank.json
-a window is ``waiting``, ``open``, ``saving`` and, once its trace is in the run directory, ``saved``; or it is ``skipped`` or
-``failed``, with the reason.
+Windows are opened and closed at the end of a step, on the training thread. The device is never synchronized: with CUDA, the
+profiler is closed at the end of a step after CUDA events show that the device has finished the window's steps. In rank.json a
+window is ``waiting``, ``open``, ``saving`` and, when its trace is in the run directory, ``saved``; or ``skipped`` or ``failed``,
+with the reason.
 
-The job's own profiler has precedence. Opening a window while it is warming up makes the job crash later, and nothing
-shows that it is warming up. So once the job has constructed a profiler, no more windows are opened.
+The job's own profiler takes precedence. If a window is opened while that profiler warms up, the job crashes later, and the warm-up
+cannot be detected. So no window is opened after the job has constructed a profiler.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ..patching import guarded
 from ..recording import LAST_SETTINGS_STEP, Session, Writer
 from .torch_profiler import (
     SETTLE_NS,
+    backend_may_write,
     close_profiler,
     end_collection,
     node_number,
     open_profiler,
-    others_may_write,
     profiler_is_on,
 )
 from .trace_file import TraceJob
@@ -39,22 +39,20 @@ _TOOLS = {
     "NV_COMPUTE_PROFILER_PERFWORKS_DIR": "Nsight Compute",
 }
 
-seen: list[str] = []
+user_profilers: list[str] = []
 """Profilers that the job has constructed."""
 
 
 def other_tool() -> str:
-    """The name of a profiler that this process runs under, or is about to use; "" where there is none. Call on the
-    training thread.
-    """
+    """The name of another profiler that this process runs under, or is about to use; "" if none. Call on the training thread."""
     for variable, name in _TOOLS.items():
         if os.environ.get(variable):
             return name
-    return seen[0] if seen else _python_profiler()
+    return user_profilers[0] if user_profilers else _python_profiler()
 
 
 def _python_profiler() -> str:
-    """A profiler of Python calls, such as cProfile, that is on: the window would slow down what it measures."""
+    """The name of an active profiler of Python calls, such as cProfile, which would distort the window; "" if none."""
     monitoring = getattr(sys, "monitoring", None)
     tool = monitoring.get_tool(monitoring.PROFILER_ID) if monitoring is not None else None
     if tool or sys.getprofile() is not None:
@@ -62,41 +60,41 @@ def _python_profiler() -> str:
     return ""
 
 
-def constructed(profiler: Any) -> None:
-    """The job constructs ``profiler``: end the windows in its favour."""
-    seen.append("the job's own " + type(profiler).__module__ + "." + type(profiler).__qualname__)
+def note_user_profiler(profiler: Any) -> None:
+    """End the windows because the job constructs ``profiler``."""
+    user_profilers.append("the job's own " + type(profiler).__module__ + "." + type(profiler).__qualname__)
     for window in list(windows):
         window._yield_to_user_profiler()
 
 
 _PART = part("profiler window")
 _POLL_S = 0.01
-"""Between two looks at whether the profiler can be closed, where the job waits for that."""
+"""Seconds between two checks whether the profiler can be closed, while the job waits for that."""
 BYTES_PER_NODE = 1_000
-"""Of compressed trace, for each node of the autograd graph: a cautious estimate, for the limit holds on the written file
-too."""
+"""Estimated bytes of compressed trace per node of the autograd graph. On the large side, because the limit also holds for the
+written file."""
 
 
 windows: list[Window] = []
-"""Windows of active sessions, and any that could not be closed."""
+"""Windows of active sessions, and windows that could not be closed."""
 
 
 def forget_windows(session: Session) -> None:
-    """Drop the windows of an ended session: a job may begin many, one for each process group that it makes."""
+    """Drop the windows of an ended session. A job may have many sessions, one for each process group that it creates."""
     windows[:] = [window for window in windows if window._session is not session or window._open]
 
 
 def close_left_open() -> None:
-    """Close any open profiler at the very end of the process."""
+    """Close any open profiler at the end of the process."""
     for window in windows:
         window._emergency_close()
 
 
 class Window:
-    """Opens, closes and hands over one profiler window of a recording."""
+    """One profiler window of a recording."""
 
     def __init__(self, session: Session, writer: Writer, order: CaptureRequest | None = None) -> None:
-        """``order``: the request for it while the job runs; None for the first window, whose steps are options of
+        """``order`` is the request for a window while the job runs; None for the first window, whose steps are options of
         ``ddpdoctor run``."""
         self.part = _PART
         self._session = session
@@ -118,17 +116,17 @@ class Window:
         self._opener = 0
         self._open = False
         self.closing_s = 0.0
-        """How long torch took to close the profiler: work that cannot be left out, as an open one crashes the process."""
+        """How long torch took to close the profiler, s. It must be closed, because an open one crashes the process at exit."""
         self._ended = 0
-        """When collection ended, monotonic ns, while the profiler is still to be closed."""
-        self._others_write = False
-        """Whether other threads may write to the profiler's memory for a while after the end of collection."""
-        self._busy = ""
-        """The operation on the profiler in progress; it stays set if an interrupt of the job comes in between."""
+        """End of collection, monotonic ns, until the profiler is closed; otherwise 0."""
+        self._backend_may_write = False
+        """Whether other threads may write to the profiler's memory for some time after the end of collection."""
+        self._operation = ""
+        """The profiler operation in progress. It stays set if the job is interrupted during it."""
         self._near_thread: threading.Thread | None = None
         """The thread on which the step before the window began; None before that."""
         self._nodes = self._step_nodes = 0
-        """Number of the next node of the autograd graph as the window came near, and how many the step before it made."""
+        """Sequence number of the next autograd node when the step before the window began, and the number of nodes of that step."""
         self._activities: Any = ()
         self._job: TraceJob | None = None
         if order is None:
@@ -153,11 +151,11 @@ class Window:
         return self._ended != 0 or state in ("waiting", "open") or saving
 
     def cancel(self) -> None:
-        """Cancel the window; no effect once it is open. For any thread."""
+        """Cancel the window; no effect if it is open. May be called from any thread."""
         self._cancelled = True
 
     def at_step(self, step: int) -> None:
-        """Step number ``step`` begins."""
+        """Handle the start of step number ``step``."""
         try:
             self._at_step(step)
         except Exception:
@@ -165,14 +163,13 @@ class Window:
             raise
 
     def _emergency_close(self) -> None:
-        """Close the profiler after an error of the hook: left open, it would use up memory and crash the job at its
-        end."""
+        """Close the profiler after an error of the hook. Left open, it would use up memory and crash the job at its end."""
         self._session.recorder.always_full = False
         if self._open:
             self._open = False
             self._ended = 0
             autograd = job_torch().autograd
-            # Nothing that may be what failed is relied on here.
+            # Use none of the code that may have failed.
             if threading.get_ident() == self._opener and autograd._profiler_enabled():
                 autograd._enable_record_function(False)
                 try:
@@ -196,11 +193,11 @@ class Window:
                 recorder.marks.append(Mark.PROFILED)
         elif state == "saving" and self._job is not None and not self._job.handed_over:
             recorder.marks.append(Mark.SAVING)
-        elif step > LAST_SETTINGS_STEP and not seen:
-            mine = [window for window in windows if window._session is self._session]
-            if not any(window.is_under_way for window in mine):
+        elif step > LAST_SETTINGS_STEP and not user_profilers:
+            own_windows = [window for window in windows if window._session is self._session]
+            if not any(window.is_under_way for window in own_windows):
                 self._session.stepping.listening = False
-        if seen and profiler_is_on():
+        if user_profilers and profiler_is_on():
             recorder.marks.append(Mark.USER_PROFILER)
 
     def _wait(self, step: int) -> None:
@@ -225,7 +222,7 @@ class Window:
             self._set("skipped", f"{other or 'another profiler'} profiles this job and takes precedence")
             return
         if self._near_thread not in (None, threading.current_thread()):
-            # It could not be closed on the thread that opened it, and one that is left open crashes the process at its end.
+            # It could not be closed on the thread that opened it, and an open profiler crashes the process at exit.
             recorder.always_full = False
             self._set("skipped", "steps end on one thread after the other")
             return
@@ -233,9 +230,9 @@ class Window:
         recorder.record_all_events()
         self._opener = threading.get_ident()
         self._open = True
-        self._busy = "opened"
+        self._operation = "opened"
         self._activities = open_profiler()
-        self._busy = ""
+        self._operation = ""
         recorder.marks += [Mark.OPENED, Mark.PROFILED]
         self._set("open")
 
@@ -249,20 +246,21 @@ class Window:
                 self._set("waiting", f"shortened to {most} steps to stay below --max-trace-mb")
 
     def _end(self, step: int) -> None:
-        """End collection, before step number ``step``."""
+        """End collection; ``step`` is the step that begins."""
         self._session.recorder.always_full = False
         end_collection()
-        self._others_write = others_may_write()
+        self._backend_may_write = backend_may_write()
         self._ended = time.monotonic_ns()
         self._state.update(steps=[self._first, step])
 
     def _is_closable(self) -> bool:
-        """Whether nothing writes to the profiler any more and the device has finished the window's steps, or enough time has passed."""
+        """Whether no thread writes to the profiler any more and the device has finished the window's steps, or ``SETTLE_NS`` have
+        passed."""
         if time.monotonic_ns() - self._ended >= SETTLE_NS:
             return True
         devices, on_device = self._session.devices, len(self._activities) > 1
-        is_done = not on_device or (devices is not None and devices.has_done(self._state["steps"][1] - 1))
-        return is_done and not self._others_write
+        is_done = not on_device or (devices is not None and devices.has_finished(self._state["steps"][1] - 1))
+        return is_done and not self._backend_may_write
 
     def _try_to_close(self) -> None:
         if self._is_closable():
@@ -271,12 +269,11 @@ class Window:
             self._session.recorder.marks.append(Mark.SAVING)
 
     def _close(self) -> None:
-        """Close the profiler and start saving its result."""
-        interrupted, self._busy = self._busy, "closed"
+        interrupted, self._operation = self._operation, "closed"
         begun_s = time.monotonic()
         result = close_profiler(self._opener)
         self.closing_s += time.monotonic() - begun_s
-        self._busy = ""
+        self._operation = ""
         self._ended = 0
         self._open = False
         if result is None:
@@ -299,7 +296,7 @@ class Window:
         self._close()
 
     def _yield_to_user_profiler(self) -> None:
-        """Close the window because the job constructs a profiler of its own."""
+        """Close the window because the job constructs its own profiler."""
         self._session.stepping.listening = True
         if self._open and threading.get_ident() == self._opener:
             if not self._ended:
@@ -307,8 +304,8 @@ class Window:
             self._close_now()
 
     def finish(self, deadline_s: float) -> None:
-        """At the job's end: close what is open, and wait until it is saved, at most until ``deadline_s``, monotonic,
-        and as long again as closing took."""
+        """Close the window at the job's end, and wait until its trace is saved. The wait ends at ``deadline_s`` (monotonic) plus
+        the time that closing took."""
         try:
             self._finish(deadline_s)
         except Exception:
@@ -330,7 +327,7 @@ class Window:
 
 
 class Captures:
-    """The windows of a recording. The status thread calls ``follow``, the training thread ``finish``."""
+    """The windows of a recording. The status thread calls ``follow``, the training thread calls ``finish``."""
 
     def __init__(self, session: Session, writer: Writer, first: Window) -> None:
         self._session, self._writer = session, writer
@@ -339,16 +336,16 @@ class Captures:
 
     @property
     def closing_s(self) -> float:
-        """How long torch took to close the profiler, in all windows."""
+        """How long torch took to close the profiler, s, in all windows."""
         return sum(window.closing_s for window in self._windows)
 
     @property
     def under_way(self) -> bool:
-        """Whether the newest window is waited for, open or being closed."""
+        """Whether the newest window is waiting, open, or being closed or saved."""
         return self._windows[-1].is_under_way
 
-    def follow(self) -> None:
-        """Act on requests and cancellations since the last call."""
+    def handle_requests(self) -> None:
+        """Handle requests and cancellations since the last call."""
         order = capture_requested(self._session.spool.directory)
         newest = self._windows[-1]
         if order is None:
@@ -372,7 +369,7 @@ class Captures:
                 },
             )
         if newest.is_under_way:
-            # A window with nothing left to wait for may have unset it at this moment.
+            # Another window that has nothing left to do may have unset it just now.
             self._session.stepping.listening = True
 
     def _refusal(self, order: CaptureRequest) -> str | None:
@@ -387,6 +384,6 @@ class Captures:
         return f"{other} profiles this job" if other else None
 
     def finish(self, deadline_s: float) -> None:
-        """At the job's end: close what is open, and wait until it is saved, see :meth:`.Window.finish`."""
+        """Close the windows and wait for their traces, at the job's end; see :meth:`.Window.finish`."""
         for window in self._windows:
             guarded(window.part, window.finish)(deadline_s)

@@ -1,8 +1,8 @@
-"""What a data loader worker does, recorded in that process, and only if the rank that started it is recorded.
+"""Records what a data loader worker does, in the worker's process, if the rank that started it is recorded.
 
-Its main thread counts batches and the time that it takes to prepare them. A thread, started behind the first batch,
-samples the lines at which it prepares the others, and writes both to the spool of the rank. It is a daemon, and waits
-for nothing but the time of its next sample: a worker ends as it would without it.
+The main thread counts batches and the time to prepare them. A thread, started after the first batch, samples the lines at which the
+next ones are prepared, and writes both to the rank's spool. It is a daemon thread and waits only for its next sample, so it does
+not delay the end of the worker.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ..recording import ThreadTimes
 from .sampler import EARLY_S, GilWait, Place, can_be_read, stack_of
 
 MEAN_PERIOD_S = 0.1
-"""Seconds between two samples of a young recording, each of which takes 0.3 ms of CPU time."""
+"""Mean seconds between two samples at the beginning of a recording. A sample takes 0.3 ms of CPU time."""
 _WORKERS_AT_FULL_RATE = 2
-"""Of a loader. More workers are sampled as often together, because they mostly run the same code."""
+"""Workers of a loader that are sampled at the full rate. More workers share that rate, because they mostly run the same code."""
 _SAMPLES_PER_WRITE = 8
 _WRITE_S = 1.0
-"""Between two writes, at least, s: what a killed worker had not written is lost."""
-_LOOK_AGAIN_S = (1.0, 60.0)
-"""Seconds until the next look whether the rank is recorded, at first and at most; twice as long each time."""
+"""Minimum seconds between two writes. What is not yet written is lost if the worker is killed."""
+_CHECK_INTERVALS_S = (1.0, 60.0)
+"""Seconds between checks whether the rank is recorded: first value and maximum; doubled each time."""
 _END_S = 0.05
-"""Seconds that the end of a worker waits for a write in progress."""
+"""Seconds that a worker's end waits for a write in progress."""
 _PART = part("data loader workers")
 
 
 class _Counts(NamedTuple):
-    """What the worker has done so far."""
+    """Totals of the worker so far."""
 
     batches: int = 0
     preparing_ns: int = 0
@@ -49,17 +49,17 @@ class _Counts(NamedTuple):
 
 
 class WorkerRecorder:
-    """The recording of this process, a worker. It is made by the main thread."""
+    """The recording of this worker process. Constructed on the main thread."""
 
     def __init__(self, root: str, fetches: list[CodeType]) -> None:
-        """``root`` is the folder with the spools of the run; ``fetches`` is torch's code in which a batch is prepared."""
+        """``root`` is the folder with the run's spools. ``fetches`` are torch's code objects that prepare a batch."""
         self._root, self._fetches = root, fetches
         self._pid, self._thread_id = os.getpid(), get_ident()
         self._times = ThreadTimes()
-        self._sleeps = _Sleeps()
+        self._sleep_detector = _SleepDetector()
         self._state = 0, 0, 0.0, 0
-        """Batches, ns of preparing them, squares of their ms, and when the one in progress was begun, by the performance
-        counter; 0 without one. The first batch is not counted."""
+        """Batches, ns of preparing them, squares of their ms, and the start of the batch in progress by the performance counter, or
+        0. The first batch is not counted."""
         self._written = _Counts()
         self._is_first = True
         self._began_ns = 0
@@ -67,7 +67,7 @@ class WorkerRecorder:
         self._pending: list[str] = []
         self._lines: Lines | None = None
         self._spool: str | None = None
-        self._look_at_s, self._look_again_s = 0.0, _LOOK_AGAIN_S[0]
+        self._next_check_s, self._check_interval_s = 0.0, _CHECK_INTERVALS_S[0]
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -75,19 +75,19 @@ class WorkerRecorder:
         self._worker, self._workers = 0, 1
 
     def before(self, args: Any, kwargs: Any) -> bool:
-        """A batch is to be prepared."""
+        """Handle the start of a batch."""
         if self._thread is None and not self._is_first:
             self._start_if_recorded()
-        # One tuple, as another thread reads it.
+        # One tuple, because another thread reads it.
         self._state = (*self._state[:3], perf_counter_ns())
         return True
 
     def after(self, token: bool, result: Any) -> None:
-        """It is prepared, or there is none."""
+        """Handle the end of a batch, or of the iteration."""
         batches, preparing_ns, squares_ms2, since_ns = self._state
         took_ns = perf_counter_ns() - since_ns
         if self._is_first:
-            # It opens files, imports modules and fills caches.
+            # The first batch opens files, imports modules and fills caches.
             self._is_first = False
         else:
             if not isinstance(result, BaseException):
@@ -96,21 +96,21 @@ class WorkerRecorder:
             squares_ms2 += (took_ns / 1e6) ** 2
         self._state = batches, preparing_ns, squares_ms2, 0
 
-    def _so_far(self) -> _Counts:
-        """What was done up to now, with the part of the batch in progress."""
+    def _totals(self) -> _Counts:
+        """Totals up to now, including the batch in progress."""
         batches, preparing_ns, squares_ms2, since_ns = self._state
         if since_ns:
             preparing_ns += perf_counter_ns() - since_ns
-        # Outside of batches the main thread hardly does anything.
+        # Outside of batches the main thread uses hardly any CPU time.
         return _Counts(batches, preparing_ns, squares_ms2, *(self._times.read_ns() or (0, 0)))
 
     def _start_if_recorded(self) -> None:
-        """Start the thread, if the process that started this one is recorded by now."""
+        """Start the thread if the parent process is recorded now."""
         now_s = time.monotonic()
-        if now_s < self._look_at_s:
+        if now_s < self._next_check_s:
             return
-        self._look_at_s = now_s + self._look_again_s
-        self._look_again_s = min(2 * self._look_again_s, _LOOK_AGAIN_S[1])
+        self._next_check_s = now_s + self._check_interval_s
+        self._check_interval_s = min(2 * self._check_interval_s, _CHECK_INTERVALS_S[1])
         parent = multiprocessing.parent_process()
         pid = None if parent is None else parent.pid
         self._spool = None if pid is None else spool_of_process(self._root, pid)
@@ -121,7 +121,7 @@ class WorkerRecorder:
         info = get_worker_info()
         if info is not None:
             self._worker, self._workers = info.id, info.num_workers
-        self._began_ns, self._written = time.time_ns(), self._so_far()
+        self._began_ns, self._written = time.time_ns(), self._totals()
         self._thread = threading.Thread(
             target=guarded(_PART, self._run), name="ddpdoctor-worker", daemon=True
         )
@@ -145,12 +145,12 @@ class WorkerRecorder:
                 if time.time_ns() - self._began_ns >= 1e9 * max(_WRITE_S, _SAMPLES_PER_WRITE * period_s):
                     self.write()
         except OSError:
-            self._thread = None  # the rank's recording has ended; it may have begun another one
+            self._thread = None  # the rank's recording has ended; there may be a new one
         finally:
             gil_wait.close()
 
     def _period_s(self) -> float:
-        """Mean seconds between two samples: so long that their number grows with the logarithm of the recording's age."""
+        """Mean seconds between two samples, chosen so that their number grows with the logarithm of the recording's age."""
         assert self._spool is not None
         age = max(1.0, recorded_s(self._spool) / EARLY_S)
         return MEAN_PERIOD_S * age * max(1.0, self._workers / _WORKERS_AT_FULL_RATE)
@@ -158,8 +158,8 @@ class WorkerRecorder:
     def _sample(self, held_ns: int) -> None:
         assert self._lines is not None
         stack = self._inside_fetch(stack_of(self._thread_id))
-        # A thread that waited for the GIL is woken as this one releases it to read, and counts as running.
-        sleeps = self._sleeps.read()
+        # A thread waiting for the GIL wakes up when this one releases it for the read, and counts as running.
+        sleeps = self._sleep_detector.read()
         if not stack:
             return
         leaf = self._lines.id_of(*stack[0])
@@ -170,20 +170,20 @@ class WorkerRecorder:
             self._samples.append(row)
 
     def _inside_fetch(self, stack: list[Place]) -> list[Place]:
-        """The part of a stack that prepares a batch, with torch's function; the rest of a forked worker's is the rank's."""
+        """The part of a stack from torch's fetch function inwards. In a forked worker, the outer frames are the rank's."""
         for place, (code, _) in enumerate(stack):
             if any(code is fetch for fetch in self._fetches):
                 return stack[: place + 1]
         return []
 
     def write(self) -> None:
-        """Write what there is since the last time. Raises OSError where the rank's spool is gone."""
+        """Write the data since the last call. Raises OSError if the rank's spool is gone."""
         with self._lock:
             self._write()
 
     def _write(self) -> None:
         assert self._spool is not None
-        counts, now_ns = self._so_far(), time.time_ns()
+        counts, now_ns = self._totals(), time.time_ns()
         if counts[:2] == self._written[:2]:
             self._began_ns = now_ns
             return
@@ -212,8 +212,8 @@ class WorkerRecorder:
         del self._samples[: len(samples)]
 
     def finish(self) -> None:
-        """The worker ends: write what is left, unless the thread still does so. A process that the worker has forked, and that comes
-        here as well, writes nothing: the worker does."""
+        """Write the remaining data at the worker's end, unless the thread is still writing. Does nothing in a process forked by the
+        worker."""
         if os.getpid() != self._pid:
             return
         self._stop.set()
@@ -226,8 +226,8 @@ class WorkerRecorder:
                 self._lock.release()
 
 
-class _Sleeps:
-    """Whether the thread that makes it sleeps: it waits for a file, another process, or time, and needs no CPU."""
+class _SleepDetector:
+    """Tells whether the thread that created it sleeps: waits for a file, another process or time, and needs no CPU."""
 
     def __init__(self) -> None:
         try:
@@ -237,7 +237,7 @@ class _Sleeps:
             self._handle = -1
 
     def read(self) -> bool:
-        """False also where the system does not report it."""
+        """Whether the thread sleeps; False if the system does not report it."""
         if self._handle < 0:
             return False
         try:

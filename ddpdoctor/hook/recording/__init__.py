@@ -1,11 +1,10 @@
 """Turns the wrappers' events into one line per step.
 
-Input: events, ends of steps and the user's own marks, all on the training thread. Output: lines of ``steps.jsonl`` in
-the rank's spool, which a thread copies to the run directory if no launcher's process does. ``active`` says whether this
-process is recorded, and whether the current step is recorded in full: that costs tens of microseconds, so of short
-steps only some are. What must survive a crash is written as it happens: collectives that are called and those that
-raise (``crash_records``). ``steps`` decides which optimizer step ends a training step; on a GPU ``devices`` adds when
-the work ran there.
+Input: events, ends of steps and the user's marks, all on the training thread. Output: lines of ``steps.jsonl`` in the rank's
+spool, which a thread copies to the run directory if no process of the launcher does. ``active`` holds whether this process
+is recorded, and whether the current step is recorded in full. Recording in full costs tens of microseconds, so only some
+of the short steps are. Collectives that are called or raise are written immediately, to survive a crash (``crash_records``).
+``steps`` decides which optimizer step ends a training step. On a GPU, ``devices`` adds when the work ran there.
 """
 
 from .active import active, backwards, starts

@@ -1,4 +1,4 @@
-"""The recording of this process, and what of the current step it records: all wrappers check this first."""
+"""The recording of this process, and what it records of the current step. All wrappers check this first."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ if TYPE_CHECKING:
 
 
 class BackwardSwitch(Switch):
-    """Whether wrappers of backwards record. If ``always`` is set they do so also in steps of which only the times
-    are kept."""
+    """Whether wrappers of backwards record. If ``always`` is set, also in steps of which only the times are kept."""
 
     __slots__ = ("always",)
 
     def __init__(self) -> None:
         super().__init__(True)
         self.always = True
-        """Set if optimizers step inside backwards, whose start and end are then needed; or if this torch does not
-        report, inside a backward, that it is in one."""
+        """Set if optimizers step inside backwards, whose start and end are then needed, or if this torch does not report that it is
+        inside a backward."""
 
 
 def _no_optimizer() -> None:
@@ -30,33 +29,33 @@ def _no_optimizer() -> None:
 
 
 class OptimizerStarts(Switch):
-    """Whether hooks before optimizer steps do anything. They need not while only the times of steps are kept and the
-    end of one optimizer's step ends each step: such steps are called brief."""
+    """Whether hooks before optimizer steps do anything. They need not if only the times of steps are kept and the end of one
+    optimizer's step ends each step. Such steps are called brief."""
 
-    __slots__ = ("alone", "caller")
+    __slots__ = ("caller", "only_optimizer")
 
     def __init__(self) -> None:
         super().__init__(True)
-        self.alone: Callable[[], Any] = _no_optimizer
-        """Returns that optimizer, which is held weakly; None if it cannot be recognised by identity."""
+        self.only_optimizer: Callable[[], Any] = _no_optimizer
+        """Returns that optimizer (held weakly); None if it cannot be recognized by identity."""
         self.caller: Any = None
-        """The code that calls its step: a call from other code may be part of another optimizer's step."""
+        """The code that calls its step. A call from other code may be part of another optimizer's step."""
 
-    def expect(self, optimizer: Any, by_sight: bool, caller: Any) -> None:
-        """The next steps are brief ones of ``optimizer``, called in the frame ``caller``."""
-        self.alone = weakref.ref(optimizer) if by_sight else _no_optimizer
+    def expect(self, optimizer: Any, is_recognizable: bool, caller: Any) -> None:
+        """Expect the next steps to be brief ones of ``optimizer``, called in the frame ``caller``."""
+        self.only_optimizer = weakref.ref(optimizer) if is_recognizable else _no_optimizer
         self.caller = caller.f_code
 
 
 class Active(Switch):
-    """The one recording of this process. ``full``: the events of the current step are recorded, not only its times."""
+    """The recording of this process. ``full``: the events of the current step are recorded, not only its times."""
 
     __slots__ = ("recorder", "session")
 
     def __init__(self) -> None:
         super().__init__(False)
         self.session: Session | None = None
-        """None in a process that is not, or not yet, a rank."""
+        """None if the process is not a rank, or not yet."""
         self.recorder: Recorder | None = None
         """The session's recorder, which most wrappers use."""
 
@@ -65,7 +64,7 @@ class Active(Switch):
         self.session, self.recorder = session, session.recorder
 
     def record(self, full: bool) -> None:
-        """Set ``full``, for the step that begins."""
+        """Set ``full`` for the step that begins."""
         self.full = full
         backwards.full = full or backwards.always
         starts.full = True

@@ -1,4 +1,4 @@
-"""Records that survive a crash: the last calls of collectives, in shared memory, and the exception being raised."""
+"""Writes records that survive a crash: the last calls of collectives, in shared memory, and the exception being raised."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from ..patching import UNCOUNTED_FILE
 from .active import active
 
 MOST_PLACES = 10_000
-"""Calls, by place and size, whose fields are cached, some 300 bytes each."""
+"""Upper limit of the calls, by place and size, whose fields are cached; some 300 bytes each."""
 
 
 class Calls(CallsPage):
-    """The last calls of collectives of a recording, and what is known of those that recur."""
+    """The last calls of collectives of a recording, and a cache of recurring calls."""
 
     def __init__(self, spool: Spool) -> None:
         super().__init__(spool)
         self._turns: dict[str, list[int]] = {}
-        """By process group, how many were called."""
+        """Number of calls, by process group."""
         self._recurring: dict[str, Call] = {}
-        """By the fields."""
+        """Calls by their event fields."""
         self.known: dict[tuple[Any, ...], tuple[Call, str, CodeType]] = {}
-        """A cache for callers of ``begin``: known calls by what distinguishes them, with the fields of their event.
-        The code is kept so that no other gets its id."""
+        """A cache for callers of ``begin``: calls with the fields of their event, by what distinguishes them. Keeping the code
+        object prevents reuse of its id."""
 
     def recurring(self, fields: str, group: str | None) -> Call:
-        """A call with these fields of an event, of this process group; None for a message."""
+        """Return the call with these event fields in process group ``group``, None for a message."""
         call = self._recurring.get(fields)
         if call is None:
             call = Call(fields, None if group is None else self._turns.setdefault(group, [0]))
@@ -53,17 +53,16 @@ class Calls(CallsPage):
 Frame = list[Any]
 """File, line, function."""
 MOST_FRAMES_WRITTEN = 64
-"""Frames of a stack that are written: a trainer's own loop, with torch below it, has 30 to 50."""
+"""Upper limit of the frames written per stack. A trainer's own loop, with torch below it, has 30 to 50."""
 _MOST_LETTERS = 2000
-"""Of a message: that of an error in a kernel's compilation has thousands."""
+"""Upper limit of a message's length. That of a kernel's compilation error has thousands of characters."""
 _MOST_WRITTEN = 16
-"""Exceptions written per process: a program that continues after each would cost too much."""
+"""Upper limit of the exceptions written per process, for programs that continue after each."""
 _written = [0]
-"""Exceptions written so far."""
 
 
 def exception_document(error: BaseException, frames: list[Frame]) -> dict[str, Any]:
-    """The document of an exception; ``frames``, innermost first."""
+    """The document of an exception. ``frames`` are innermost first."""
     return {
         "type": type(error).__name__[:200],
         "message": masked_text(error)[:_MOST_LETTERS],
@@ -72,7 +71,7 @@ def exception_document(error: BaseException, frames: list[Frame]) -> dict[str, A
 
 
 def exception_recorder(phase: Phase) -> Callable[[BaseException], None]:
-    """A callback for an exception that leaves a call of this kind, on the calling thread; it writes ``ending.json``."""
+    """Return a callback that writes ``ending.json`` for an exception that leaves a call of this kind."""
 
     def note(error: BaseException) -> None:
         session = active.session
@@ -87,15 +86,15 @@ def exception_recorder(phase: Phase) -> Callable[[BaseException], None]:
             "step": session.recorder.step,
             "phase": phase.value,
             "how": End.RAISING.value,
-            "raised": [exception_document(error, _callers())],
+            "raised": [exception_document(error, _calling_stack())],
         }
         session.spool.keep_document(ENDING_FILE, document)
 
     return note
 
 
-def _callers() -> list[Frame]:
-    """The stack of this thread, innermost first."""
+def _calling_stack() -> list[Frame]:
+    """The caller's stack, innermost first, without lines of the hook's wrappers."""
     found: list[Frame] = []
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and len(found) < MOST_FRAMES_WRITTEN:

@@ -1,13 +1,12 @@
-"""When a step's work ran on its GPU, by CUDA events that are recorded with the work and read steps later.
+"""Measures when a step's work ran on its GPU, by CUDA events that are recorded with the work and read steps later.
 
-On a GPU the host's times say when work was issued. An event costs its stream next to nothing, and the host some
-microseconds; ``query``, which checks whether it has passed, never waits; times are read only of events that have
-passed. Events are pooled. Nothing is recorded before the job itself uses CUDA, nor while the stream captures a CUDA
-graph, which would take the event into the graph.
+On a GPU the host's times only show when work was issued. An event costs its stream next to nothing and the host some microseconds.
+``query``, which checks whether it has completed, never waits; times are read only of completed events. Events are pooled. Nothing
+is recorded before the job itself uses CUDA, nor while the stream captures a CUDA graph, which would include the event.
 
-A further event marks when the rank's own gradients are complete, before it waits for the other ranks: autograd's engine
-calls what is queued with it during a backward in order, at the backward's end, with the compute stream current, and DDP
-queues its waiting for the collectives last.
+Another event marks when the rank's own gradients are complete, before it waits for the other ranks. Autograd's engine runs the
+callbacks that are queued during a backward in order, at its end, on the compute stream, and DDP queues its wait for the collectives
+last.
 """
 
 from __future__ import annotations
@@ -27,65 +26,64 @@ if TYPE_CHECKING:
 
 _PART = part("CUDA events")
 MOST_WAITING = 32
-"""Steps whose events have not passed yet; beyond it a step is not timed. A host is rarely this far ahead."""
+"""Upper limit of the steps whose events have not completed. Beyond it a step is not timed. A host is rarely this far ahead."""
 MOST_MARKS = 256
-"""Events of one step. Beyond it, as with a hundred micro-batches, the step is not timed."""
+"""Upper limit of the events of one step. Beyond it, as with 100 micro-batches, the step is not timed."""
 START, END = "start", "end"
 _Marks = list[tuple[str, Any]]
 
 
 def devices_of(recorder: Recorder) -> Devices | None:
-    """A recorder of CUDA event times; None if the job's torch has neither CUDA nor ROCm. (Whether there is a GPU is
-    not checked: that would start CUDA, which a process that forks workers must not.)"""
+    """Return a recorder of CUDA event times; None if the job's torch has neither CUDA nor ROCm. Does not check whether there is a
+    GPU: that would initialize CUDA, which a process that forks workers must not do."""
     version = job_torch().version
     return Devices(recorder) if version.cuda or getattr(version, "hip", None) else None
 
 
 class Devices:
-    """The CUDA events of one recording. Called on the training thread, and by autograd's while that one waits for it."""
+    """The CUDA events of one recording. Called on the training thread, and on autograd's while the training thread waits for it."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._cuda: Any = job_torch().cuda
         self._device: int | None = None
-        """The first device that was current: no time can be taken between events of two devices."""
+        """The first current device. Times between events of two devices cannot be measured."""
         self._pool: list[Any] = []
         self._marks: _Marks = []
         """Events of the current step; empty if it is not timed."""
         self._waiting: deque[tuple[int, _Marks]] = deque()
         self._done = -1
-        """The last step whose events have passed."""
+        """The last step whose events have completed."""
         self._anchor: Any | None = None
-        """The start of the last step that was read, and ``_anchor_ns`` when that was: device time since the first one."""
+        """The start event of the last step that was read. ``_anchor_ns`` is its device time since the first one."""
         self._anchor_ns = 0
         self.at_step = guarded(_PART, self._at_step)
-        """Call with the number of a step that has just begun."""
+        """Call with the number of the step that has just begun."""
         self.mark = guarded(_PART, self._mark)
-        """Call with a name where something begins or ends on the current stream."""
+        """Call with a name when something begins or ends on the current stream."""
         self.unmark = guarded(_PART, self._unmark)
         """Call with a name to discard its last begin."""
         self.hook_gradient_end = guarded(_PART, self._hook_gradient_end)
-        """Call with a forward's output if its backward reduces gradients: records the end of the backward's own
-        work."""
+        """Call with the output of a forward whose backward reduces gradients. Records when the backward's own work is done."""
         self.finish = guarded(_PART, self._finish)
         """Call at the end of the recording."""
-        self._look = guarded(_PART, self._read_unless_capturing)
+        self._read_completed = guarded(_PART, self._read_unless_capturing)
         self._at_backward = guarded(_PART, self._backward_begun)
         self._at_gradients = guarded(_PART, self._gradients_done)
 
     @property
     def timing(self) -> bool:
-        """Whether this step's events are recorded; check it before calling ``mark``."""
+        """Whether this step's events are recorded. Check it before calling ``mark``."""
         return bool(self._marks)
 
     @property
     def device(self) -> int | None:
-        """Number of the device on which the training thread works; None before it does."""
+        """The device on which the training thread works; None if it has not used one yet."""
         return self._device
 
-    def has_done(self, step: int) -> bool:
-        """Whether the device is known to have come to the end of this step; False also where no event was recorded then."""
-        self._look()
+    def has_finished(self, step: int) -> bool:
+        """Whether the device is known to have finished this step. False also if no event was recorded for it."""
+        self._read_completed()
         return self._done >= step
 
     def _read_unless_capturing(self) -> None:
@@ -97,13 +95,13 @@ class Devices:
         self._read()
 
     def _at_step(self, step: int) -> None:
-        # The first event of this step is the last one of the step before.
+        # This step's first event is also the last one of the step before.
         if not self._cuda.is_initialized():
             return
         begun = perf_counter_ns()
         marks, self._marks = self._marks, []
         if self._cuda.is_current_stream_capturing():
-            # Not even a query is allowed now.
+            # Not even a query is allowed during capture.
             return
         if marks:
             self._record(END, marks)
@@ -135,7 +133,7 @@ class Devices:
             or not (marks or name == START)
             or self._cuda.is_current_stream_capturing()
         ):
-            # The first of them may be the end of the step before, which is still to be read: none goes to the pool.
+            # Do not return them to the pool: the first may be the end of the step before, which is still to be read.
             marks.clear()
             return
         event = self._pool.pop() if self._pool else self._cuda.Event(enable_timing=True)
@@ -148,7 +146,7 @@ class Devices:
             function.register_prehook(self._at_backward)
 
     def _backward_begun(self, gradients: Any) -> None:
-        """The backward reaches the model's output. Returning nothing leaves the gradients as they are."""
+        """Handle the arrival of a backward at the model's output. Returns None, which leaves the gradients unchanged."""
         if self._marks:
             job_torch().autograd.Variable._execution_engine.queue_callback(self._at_gradients)
 
@@ -157,7 +155,7 @@ class Devices:
             self._mark("ready")
 
     def _read(self) -> None:
-        """Write the times of all steps whose last event has passed."""
+        """Write the times of all steps whose last event has completed."""
         while self._waiting and self._waiting[0][1][-1][1].query():
             step, marks = self._waiting.popleft()
             self._done = step
@@ -181,7 +179,7 @@ def _ns_between(first: Any, second: Any) -> int:
 
 
 def _grad_function(output: Any, nested: int = 2) -> Any:
-    """Of the first tensor with a gradient in a model's output; None where none is found."""
+    """The ``grad_fn`` of the first tensor in a model's output that has one; None if there is none."""
     function = getattr(output, "grad_fn", None)
     if function is not None:
         return function

@@ -15,33 +15,32 @@ from .recorder import Recorder
 from .steps import Stepping
 from .writer import Writer
 
-PATIENCE_S = 2.0
-"""Seconds that the job's end waits for the recording in all; the spool keeps what was not copied by then, and the
-launcher copies it."""
+END_BUDGET_S = 2.0
+"""Total seconds that the job's end waits for the recording. The launcher copies the rest from the spool."""
 LAST_SETTINGS_STEP = 3
-"""By this step DDP has rebuilt its buckets, at its second forward, and its settings can be read."""
+"""By this step DDP has rebuilt its buckets (at its second forward), so its settings can be read."""
 
 
 class Backward:
-    """The backward in progress, outermost, on the training thread."""
+    """The outermost backward in progress on the training thread."""
 
-    __slots__ = ("depth", "lines", "steps_optimizer", "usual")
+    __slots__ = ("depth", "last", "lines", "steps_optimizer")
 
     def __init__(self) -> None:
         self.depth = 0
         self.steps_optimizer = False
         """Whether an optimizer stepped inside it."""
-        self.usual: Any = None
-        """The last backward, for its wrapper; None before the first one."""
+        self.last: Any = None
+        """The last backward, for the wrapper of backwards; None before the first one."""
         self.lines: dict[tuple[int, ...], tuple[str, CodeType, CodeType]] = {}
-        """The field with the source line, by place; with the code, so that no other gets its id."""
+        """The field with the source line, by place. Keeping the code objects prevents reuse of their ids."""
 
 
 class Session:
     """The recording of one rank, from ``arm`` until its end."""
 
     def __init__(self, rank: int, world_size: int, run: str, spool: Spool) -> None:
-        """``run`` is the run directory, ``spool`` the rank's."""
+        """``run`` is the run directory, ``spool`` the rank's spool."""
         self.rank, self.world_size = rank, world_size
         self.run, self.run_id = run, id_of_root(os.path.dirname(spool.directory))
         self.spool = spool
@@ -57,18 +56,18 @@ class Session:
         self.backward, self.models, self.loaders = Backward(), Models(), Loaders()
         self.optimizers: NumberedWeakMap[int] = NumberedWeakMap()
         self.roles = Roles()
-        """Of the optimizers."""
+        """Roles of the optimizers."""
         self.thread_is_known = False
-        """Whether an optimizer has stepped, which shows which thread trains."""
+        """Whether an optimizer has stepped, which identifies the training thread."""
         self.writer = Writer(self)
         self.services: Any = None
-        """The helpers of the session, see ``lifetime.Services``; None before its start and after its end."""
-        self.patience_s = PATIENCE_S
-        """Seconds left of the time that the job's end waits for the recording."""
+        """The helpers of the session, a ``lifetime.Services``; None before its start and after its end."""
+        self.end_budget_s = END_BUDGET_S
+        """Remaining seconds that the job's end may wait for the recording."""
 
     def begin(self) -> None:
-        """Start copying to the run directory. Raises OSError if that is another run's by now or soon turns out not
-        to be writable; the spool is gone then."""
+        """Start copying to the run directory. Raises OSError, and removes the spool, if the directory is another run's or proves
+        not writable."""
         try:
             self.writer.start()
         except OSError:
@@ -77,7 +76,7 @@ class Session:
             raise
 
     def follow_training_thread(self) -> None:
-        """The calling thread steps the optimizer: it is the one to record."""
+        """Record the calling thread, because it steps the optimizer."""
         self.thread_is_known = True
         if self.recorder.thread != get_ident():
             self.recorder.switch_to_this_thread()

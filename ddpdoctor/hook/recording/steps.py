@@ -11,30 +11,29 @@ from .recorder import Cut, Recorder
 
 
 class Boundary:
-    """Finds the ends of rounds from the roles of optimizers, by ``before`` and ``after`` for each of their steps, in
-    order."""
+    """Finds the ends of rounds from the roles of optimizers. Call ``before`` and ``after`` for each of their steps, in order."""
 
     def __init__(self) -> None:
         self.round: dict[Role, None] = {}
-        """Optimizers that have stepped since the last round's known end, in order."""
-        self.alone: Role | None = None
-        """The role of the only optimizer, each of whose steps is a round."""
+        """Optimizers that have stepped since the last known end of a round, in order."""
+        self.only_role: Role | None = None
+        """The role of the only optimizer, if each of its steps is a round."""
         self._always: set[Role] = set()
         self._last: Role | None = None
 
     def before(self, role: Role) -> bool:
-        """An optimizer is about to step. True: a round has ended, at the end of the optimizer step before this one."""
+        """Handle an imminent optimizer step. Returns whether a round ended at the previous optimizer step."""
         if role not in self.round:
             return False
         self._learn()
         return True
 
     def after(self, role: Role) -> bool:
-        """An optimizer has stepped. True: the round ends here."""
+        """Handle an optimizer step. Returns whether a round ends with it."""
         if role not in self.round:
             self.round[role] = None
         if role is not self._last:
-            self.alone = None
+            self.only_role = None
             return False
         self._learn()
         return True
@@ -43,35 +42,34 @@ class Boundary:
         both = self._always.intersection(self.round)
         self._always = both or set(self.round)
         self._last = [role for role in self.round if role in self._always][-1]
-        self.alone = self._last if len(self.round) == len(self._always) == 1 else None
+        self.only_role = self._last if len(self.round) == len(self._always) == 1 else None
         self.round.clear()
 
 
 IN_BACKWARD = Role()
-"""The common role of all optimizers that step inside a backward: one of them per parameter is one round."""
+"""The common role of all optimizers that step inside a backward. Together, one step of each is one round."""
 
 
 class Stepping:
-    """The steps of one recording. A user's mark, once seen, defines them alone."""
+    """The steps of one recording. After the user's first mark, only marks end steps."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.on_step: list[Callable[[int], None]] = []
         """Called with the number of the step that has just begun, on the training thread."""
         self.at_every_step: Callable[[int], None] | None = None
-        """Called in the same way even without listeners; but not after brief steps
-        (:class:`.active.OptimizerStarts`)."""
+        """Called in the same way even without listeners, but not after brief steps (:class:`.active.OptimizerStarts`)."""
         self._listening = True
-        self.every_step_counts = False
+        self.needs_every_step = False
         """Whether ``at_every_step`` must be called after brief steps, too."""
-        self._looked_at = 0
+        self._handled_steps = 0
         self.boundary = Boundary()
         self._candidate: Cut | None = None
         self._by_mark = False
 
     @property
     def listening(self) -> bool:
-        """False once no listener waits for a step any more."""
+        """False if no listener waits for a step any more."""
         return self._listening
 
     @listening.setter
@@ -82,48 +80,48 @@ class Stepping:
 
     @property
     def optimizer_steps(self) -> int:
-        """Grows with each step of an optimizer, in brief steps, too."""
-        return self._looked_at + self.recorder.step
+        """A count that grows with each optimizer step, including brief steps."""
+        return self._handled_steps + self.recorder.step
 
     def before_optimizer(self, role: Role) -> None:
-        """An optimizer is about to step, outermost. Need not be called where the boundary has no round open."""
+        """Handle an imminent outermost optimizer step. Need not be called if the boundary has no open round."""
         if not self._by_mark and self.boundary.before(role) and self._candidate is not None:
             self._end(self._candidate)
 
     def after_optimizer(self, role: Role, at: int) -> None:
-        """The optimizer of this role has stepped, at perf_counter_ns ``at``."""
-        self._looked_at += 1
+        """Handle an optimizer step that ended at perf_counter_ns ``at``."""
+        self._handled_steps += 1
         role.steps += 1
         if self._by_mark:
             return
         recorder = self.recorder
         cut = recorder.cut(at) if active.full or recorder.events else (at, 0, -1, -1)
-        if role is self.boundary.alone or self.boundary.after(role):
+        if role is self.boundary.only_role or self.boundary.after(role):
             self._end(cut)
         else:
             self._candidate = cut
 
     def after_brief(self, at: int) -> None:
-        """The optimizer that alone ends steps has stepped, in a step of which only the times are kept; at perf_counter_ns ``at``."""
+        """Handle a brief step's end, at perf_counter_ns ``at``."""
         if self._listening or not self.recorder.end_brief_step(at):
             if self._listening:
-                # Set at the very moment at which steps began to be brief.
+                # Listening was set just when steps became brief.
                 starts.full = True
             self._end(self.recorder.cut(at) if self.recorder.events else (at, 0, -1, -1))
 
     @property
-    def alone(self) -> Role | None:
-        """The role of the optimizer that ends every step, if the start of its step need not be recorded."""
-        by_optimizer = not (self._by_mark or self._listening or self.every_step_counts)
-        return self.boundary.alone if by_optimizer else None
+    def only_role(self) -> Role | None:
+        """The role of the optimizer that ends every step, if the start of its step need not be recorded; otherwise None."""
+        by_optimizer = not (self._by_mark or self._listening or self.needs_every_step)
+        return self.boundary.only_role if by_optimizer else None
 
     def mark(self) -> None:
-        """End the step at the user's own mark."""
+        """End the step at the user's mark."""
         starts.full = self._by_mark = True
         self._end(self.recorder.cut(perf_counter_ns()))
 
     def finish(self) -> None:
-        """End the last step, if its end was only waiting to be confirmed."""
+        """End the last step if its end was found but not yet confirmed."""
         if not self._by_mark and self._candidate is not None and self.boundary.round:
             self._end(self._candidate)
 

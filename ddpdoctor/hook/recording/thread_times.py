@@ -1,4 +1,4 @@
-"""A thread's time on a CPU and its wait for one, as the kernel counts them."""
+"""Reads a thread's time on a CPU and its wait for one, from the kernel."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from ...rundir import file_identity
 
 
 class ThreadTimes:
-    """What the kernel counts of a thread: how long it ran, and how long it was runnable without a CPU. Of the thread
-    that makes it; read by any."""
+    """The time a thread has run and the time it was runnable without a CPU. Constructed on that thread; any thread may read it."""
 
     __slots__ = ("_file", "_handle")
 
@@ -24,11 +23,11 @@ class ThreadTimes:
 
     @property
     def known(self) -> bool:
-        """Whether they can be read, as far as is known."""
+        """Whether the times can be read, as far as is known."""
         return self._handle >= 0
 
     def read_ns(self) -> tuple[int, int] | None:
-        """Time on a CPU and time waited for one, so far; None if the system does not report it."""
+        """Total time on a CPU and waiting for one, ns; None if the system does not report them."""
         if self._handle < 0:
             return None
         try:
@@ -36,12 +35,12 @@ class ThreadTimes:
             ran, waited, _ = os.pread(self._handle, 64, 0).split()
             return int(ran), int(waited)
         except (OSError, ValueError):
-            # The job has closed all files that it did not know; the number may be one of its own by now.
+            # The job has closed all files that it did not open; the descriptor may be one of the job's now.
             self._handle = -1
             return None
 
     def close(self) -> None:
-        """Stop reading them."""
+        """Close the file."""
         handle, self._handle = self._handle, -1
         if handle >= 0 and file_identity(handle) == self._file:
             os.close(handle)

@@ -1,8 +1,8 @@
-"""The thread that writes rank.json, and copies the spool to the run directory if no launcher's process does.
+"""The thread that writes rank.json, and copies the spool to the run directory if no process of the launcher does.
 
-If a launcher runs on this host, a process of its own copies (:mod:`...rundir.host_files`) and no rank touches the run
-directory: a process that waits for storage which has stopped answering cannot end. If ranks have no launcher on their
-host, as on a Ray cluster, this thread copies, and the training thread does not wait for it.
+If there is a launcher on this host, its storage process copies (:mod:`...rundir.host_files`) and no rank accesses the run
+directory, because a process that waits for storage which does not answer cannot end. Without a launcher on the host, as on a Ray
+cluster, this thread copies, and the training thread does not wait for it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from .session import Session
 
 PERIOD_S = 1.0
-"""Seconds between two copies: what is lost with a host that dies."""
+"""Seconds between two copies. So much is lost if the host fails."""
 CHECK_PERIOD_S = 5.0
-"""The same if a launcher's process copies, which is checked then: the spool survives a process that dies. A check takes 0.4 ms of CPU time
-with cold caches."""
+"""Seconds between two checks that the launcher's process still copies; the spool survives the end of that process. A check takes
+0.4 ms of CPU time with cold caches."""
 START_S = 1.0
 """Seconds that the start of a recording waits to learn whether the run directory is writable."""
 _LOOK_S = 0.1
@@ -44,7 +44,7 @@ _PART = guard.part("run directory")
 
 
 def _lost_messages(lost: Sequence[tuple[int, int]], why: str | None) -> list[str]:
-    """Sentences on what was not recorded because there was no room for it."""
+    """Sentences about what was not recorded because there was no room for it."""
     if not lost:
         return [why] if why else []
     steps = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in lost)
@@ -52,21 +52,20 @@ def _lost_messages(lost: Sequence[tuple[int, int]], why: str | None) -> list[str
 
 
 class Writer:
-    """Writes rank.json to the spool, and copies the spool if no launcher's process does, once a second and on
-    request."""
+    """Writes rank.json to the spool. Copies the spool once a second and on request if no process of the launcher does."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.document_changed = threading.Event()
         self._requested = threading.Event()
         self._requests: deque[threading.Event] = deque()
-        """Set after a copy that began after the request."""
+        """Each is set after a copy that began after the request."""
         self._ending = self._abandoned = False
         self._claimed = threading.Event()
-        self._refused: OSError | None = None
+        self._start_error: OSError | None = None
         self._copied_by_launcher = False
         self._dropped = 0
-        """Lost records that rank.json reports."""
+        """Number of lost records in rank.json."""
         # A request for a copy interrupts the thinning of the log.
         self._budget = DiskBudget(rank_budget(session.world_size), lambda: not self._requested.is_set())
         self._thread = threading.Thread(
@@ -74,19 +73,18 @@ class Writer:
         )
 
     def start(self) -> None:
-        """Start the thread, which claims a folder in the run directory. Raises OSError where it shows soon that it cannot:
-        the thread ends then, and the spool is gone."""
+        """Start the thread, which claims a folder in the run directory. Raises OSError if that fails within ``START_S``; the thread
+        then ends and the spool is removed."""
         self._thread.start()
         self._claimed.wait(START_S)
-        if self._refused is not None:
+        if self._start_error is not None:
             self._abandoned = True
             discard(self._session.spool.directory)
-            raise self._refused
+            raise self._start_error
 
     def flush(self, deadline_s: float, ending: bool = False) -> bool:
-        """Wait until everything recorded so far is in the run directory, at most until ``deadline_s``, monotonic; False
-        where that came first. ``ending``: nothing more is recorded; the spool, copied, is removed, and the thread ends.
-        """
+        """Wait until everything recorded so far is in the run directory. Returns False if ``deadline_s``, monotonic, comes first.
+        ``ending``: nothing more is recorded. After the copy, the spool is removed and the thread ends."""
         request = threading.Event()
         self._ending = self._ending or ending
         self._requests.append(request)
@@ -102,7 +100,7 @@ class Writer:
             if not self._launcher_copies():
                 drain(self._session.spool.directory)
         except OSError as error:
-            self._refused = error
+            self._start_error = error
         finally:
             self._claimed.set()
         self.document_changed.wait(PERIOD_S)
@@ -120,16 +118,16 @@ class Writer:
                 request.set()
             if ending:
                 return
-            # What cannot be written is tried again, but no faster than the rest.
+            # A failed write is retried, but at the same interval.
             changed_again = self.document_changed if copied else self._requested
             changed_again.wait(CHECK_PERIOD_S if self._copied_by_launcher else PERIOD_S)
 
     def _copy(self, changed: bool, ending: bool) -> bool:
-        """Rewrite rank.json where it has changed, and drain the spool. A failure is counted, and tried again later:
-        the spool keeps what was not copied. Raises BusyError if another process or thread copies it."""
+        """Rewrite rank.json if it has changed, and copy the spool. Failures are counted and retried later; the spool keeps what was
+        not copied. Raises BusyError if another process or thread is copying it."""
         session = self._session
         try:
-            # For who reads the log while no status thread runs.
+            # For readers of the log if no status thread runs.
             session.recorder.write_brief_steps()
             dropped, self._dropped = self._dropped, session.spool.dropped
             if session.spool.restore() or changed or dropped != self._dropped:
@@ -173,7 +171,7 @@ class Writer:
                     "it waits in memory, and the job goes on."
                 )
             _PART.failed(error, record, message)
-            # A full disk may be emptied, a file server may come back: this part never gives up.
+            # Never switch off: space may be freed on a full disk, and a file server may recover.
             _PART.off = False
         except Exception:
             pass

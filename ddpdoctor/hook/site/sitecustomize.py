@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# Runs at the start of every Python below `ddpdoctor run`, whatever its version: old syntax only, and
-# nothing may get out of it.
+# Runs at the start of every Python process of `ddpdoctor run`, whatever its version. So it uses old syntax only and
+# raises no exception.
 import sys
 
 
@@ -19,8 +19,8 @@ def _use_hook():
 
 
 def _run_the_users_own():
-    # Ours comes first on the path and hides another sitecustomize (a conda environment's, a company's):
-    # run it as if we were not there.
+    # This file is first on the path and hides any other sitecustomize, such as that of a conda environment or a company:
+    # run that one, too.
     import os
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec

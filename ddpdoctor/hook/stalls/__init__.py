@@ -1,8 +1,8 @@
 """Status of a rank that hangs or has ended.
 
-The status thread writes step, phase and stack once a second while a step takes more than a second, and more on request
-of the launcher's hang monitor. It needs the GIL for that; if a thread holds the GIL, faulthandler writes the stack of
-the process's first thread at a signal. Before a rank has joined its process group it has only a file (``faults``).
+While a step takes more than a second, the status thread writes step, phase and stack once a second, and more on request
+of the launcher's hang monitor. It needs the GIL for that. If another thread holds the GIL, faulthandler writes the stack of
+the process's first thread at a signal. A rank that has not joined its process group has only a status file (``faults``).
 :mod:`ddpdoctor.rundir.stops` describes the files.
 """
 

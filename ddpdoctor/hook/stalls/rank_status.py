@@ -1,4 +1,4 @@
-"""The status of a rank as a document: the phase of a step, its stacks, its calls, and the exception that ends it."""
+"""Builds the status of a rank as a document: the phase of a step, its stacks, its calls, and the exception that ends it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _PLACES: dict[str, tuple[tuple[frozenset[str], Phase], ...]] = {
     "bdb.py": ((ANY, Phase.DEBUGGER),),
     "pdb.py": ((ANY, Phase.DEBUGGER),),
 }
-"""By the end of a file's path: functions, and what they are part of; the first match counts."""
+"""By end of a file's path: functions and the phase that they belong to. The first match counts."""
 _FOLDERS = (
     ("/torch/optim/", Phase.OPTIMIZER),
     ("/debugpy/", Phase.DEBUGGER),
@@ -68,14 +68,14 @@ for _place in _PLACES:
 
 
 _COMPILING = ("/torch/_dynamo/convert_frame.py", "/torch/_inductor/compile_fx.py")
-"""Anything called from here is part of compilation."""
+"""Everything called from these files counts as compilation."""
 
 
 def phase_of(frames: Sequence[Sequence[Any]]) -> Phase:
-    """The phase of a stack of (file, line, function), innermost first: that of the innermost function which has one."""
+    """The phase of a stack of (file, line, function), innermost first: that of the innermost function that has one."""
     above = frames[1][0] if len(frames) > 1 else ""
     if frames and frames[0][0] == UNCOUNTED_FILE and not above.endswith("/distributed_c10d.py"):
-        # Of what is wrapped, only the wait for an asynchronous collective has no Python in it.
+        # The only wrapped function without Python frames inside is the wait for an asynchronous collective.
         return Phase.WAIT
     if any(file.endswith(_COMPILING) for file, _, _ in frames):
         return Phase.COMPILE
@@ -100,33 +100,32 @@ def _phase_of_frame(file: str, function: str) -> Phase | None:
 
 
 _MOST_CHAINED = 6
-"""Exceptions written: the one that was raised last, and those that led to it."""
+"""Upper limit of the exceptions written: the last one raised and those that led to it."""
 
 _ending: list[BaseException] = []
-"""The exception known to end the process, kept from where it is caught until then."""
+"""The exception known to end the process, from when it is caught until then."""
 
 
 def set_fatal_exception(error: BaseException) -> None:
-    """Note that the process ends by this exception, although it will not be found at the end."""
+    """Note that ``error`` ends the process. Needed if it cannot be found at the end."""
     _ending[:] = [error]
 
 
-def uncaught() -> BaseException | None:
-    """The exception that ends, or has ended, the main thread; None without one. In an interactive session, errors do
-    not end it."""
+def uncaught_exception() -> BaseException | None:
+    """The exception that ends, or has ended, the main thread; None if there is none, or in an interactive session, which errors do
+    not end."""
     if _ending:
         return _ending[0]
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if not isinstance(error, BaseException) or hasattr(sys, "ps1"):
         return None
-    # One that C code called from Python printed, and that ended no thread, has frames above it.
+    # If it has frames above, C code called from Python printed it, and it ended no thread.
     trace = error.__traceback__
     return None if trace is not None and trace.tb_frame.f_back is not None else error
 
 
 def exception_documents(error: BaseException) -> list[dict[str, Any]]:
-    """Documents of the exception and of those that led to it, each with its relation to the one before it in the
-    list."""
+    """Documents of the exception and of those that led to it, each with its relation to the previous one in the list."""
     found: list[dict[str, Any]] = []
     seen = set()
     relation: str | None = None
@@ -145,7 +144,7 @@ def exception_documents(error: BaseException) -> list[dict[str, Any]]:
 
 
 def _frames(error: BaseException) -> list[Frame]:
-    """Innermost first."""
+    """The frames of the exception's traceback, innermost first."""
     frames: list[Frame] = []
     trace = error.__traceback__
     while trace is not None:
@@ -155,17 +154,17 @@ def _frames(error: BaseException) -> list[Frame]:
 
 
 MOST_THREADS = 256
-"""Threads whose stacks are written: 64 frames of each are 2 MB."""
+"""Upper limit of the threads whose stacks are written; with 64 frames each they take 2 MB."""
 _EXHAUSTED = f"{EventField.EXHAUSTED.next_key}true"
 
 
 class RankStatus:
-    """The status of one recording's rank."""
+    """Builds the status of the rank of one recording."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._kinds = CodeKinds()
-        """Not the training thread's, which other threads must not change."""
+        """Separate from the training thread's, which other threads must not change."""
         self.errors: list[str] = []
 
     def counts(self, schema: str) -> dict[str, Any]:
@@ -179,7 +178,7 @@ class RankStatus:
             "pid": os.getpid(),
             "at_ns": time.time_ns(),
             "step": recorder.step,
-            "step_since_ns": recorder.start_perf_ns + recorder.epoch_of_zero,
+            "step_since_ns": recorder.start_perf_ns + recorder.epoch_offset_ns,
             "events": len(events),
             "evaluations": recorder.evaluations,
             "exhausted": any(_EXHAUSTED in fields for _, _, fields in events),
@@ -195,11 +194,11 @@ class RankStatus:
             "phase": _phase(places, evaluating).value,
             "evaluating": evaluating,
             "frames": frames_of(places),
-            "user": frames_of(self._kinds.of_user((place[0], place) for place in places)),
+            "user": frames_of(self._kinds.user_items((place[0], place) for place in places)),
         }
 
     def phase(self) -> Phase | None:
-        """In which phase of a step the training thread is; None where this Python's stacks cannot be read."""
+        """The phase of a step that the training thread is in; None if stacks cannot be read in this Python."""
         if not can_be_read():
             return None
         return _phase(stack_of(self._session.recorder.thread), self.evaluates())
@@ -246,7 +245,7 @@ def _phase(places: Sequence[Place], evaluating: bool) -> Phase:
 
 
 def frames_of(places: Sequence[Place], with_wrappers: bool = False) -> list[Frame]:
-    """Frames, innermost first, as they are written; without lines of the hook's wrappers unless ``with_wrappers``."""
+    """The frames as they are written, innermost first; without the hook's wrappers unless ``with_wrappers``."""
     written = (
         place_of(code, line) for code, line in places if with_wrappers or code.co_filename != UNCOUNTED_FILE
     )
@@ -254,7 +253,7 @@ def frames_of(places: Sequence[Place], with_wrappers: bool = False) -> list[Fram
 
 
 def group_numbers() -> dict[str, list[int]]:
-    """By process group: how many collectives were enqueued, started and completed, as the flight recorder counts them."""
+    """By process group: numbers of collectives enqueued, started and completed, from the flight recorder."""
     data = flight_recorder(collectives=False)
     status = json.loads(data).get("pg_status") if data else None
     names = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
@@ -265,8 +264,8 @@ def group_numbers() -> dict[str, list[int]]:
 
 
 def unfinished_frames() -> dict[int, Any] | None:
-    """Where each collective was called from that NCCL has not completed, by the number of its record; None if torch
-    does not report it. For Gloo it would report all collectives, at several ms each."""
+    """The call stack of each collective that NCCL has not completed, by record id; None if torch does not report it. Not for Gloo:
+    all collectives would be reported, at several ms each."""
     import pickle
 
     from torch._C import _distributed_c10d as c10d
@@ -274,13 +273,13 @@ def unfinished_frames() -> dict[int, Any] | None:
     dump = getattr(c10d, "_dump_nccl_trace", None) or getattr(c10d, "_dump_fr_trace", None)
     if dump is None:
         return None
-    # Made in this process a moment ago, of plain containers.
+    # Safe: written by this process just now, and made of plain containers.
     found = pickle.loads(dump(includeCollectives=True, includeStackTraces=True, onlyActive=True))
     return {entry["record_id"]: entry.get("frames") for entry in found.get("entries", [])}
 
 
 def flight(session: Session) -> bytes | None:
-    """The flight recorder's entries as JSON; None where this torch keeps none."""
+    """The flight recorder's entries as JSON; None if this torch has no flight recorder."""
     data = flight_recorder()
     if data is None or session.document.get("backend") != "nccl":
         return data

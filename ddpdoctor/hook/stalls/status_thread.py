@@ -1,9 +1,8 @@
-"""The thread that writes the rank's status and answers requests, and samples the memory of the rank's tensors on its device.
+"""The thread that writes the rank's status, answers requests, and samples the memory of the rank's tensors on its device.
 
-torch's caching allocator keeps its counters on the host: reading them involves no device and waits for no work. They are
-read once a second, at a random moment of it, so that together the samples show each phase of the step, also of steps of equal
-length. Peaks are torch's own, since the job began or last reset them; they are never reset here, because the job may
-read them, too.
+torch's caching allocator keeps its counters on the host, so reading them involves no device and no wait. They are read once a
+second at a random time, so that the samples cover each phase of the step, even if all steps have equal length. Peaks are torch's
+own, since the start or the job's last reset. They are never reset here, because the job may read them, too.
 """
 
 from __future__ import annotations
@@ -41,35 +40,35 @@ from ..patching import guarded
 from ..profiling import Captures
 from ..recording import Session
 from .faults import Faults, reserve_signal
-from .rank_status import RankStatus, exception_documents, flight, phase_of, uncaught
+from .rank_status import RankStatus, exception_documents, flight, phase_of, uncaught_exception
 
 PERIOD_S = 1.0
-"""Seconds between two looks, each of which costs 30 to 100 us: at most a hundredth of a percent."""
+"""Seconds between two checks. A check costs 30 to 100 us, at most 0.01 %."""
 _END_S = 0.2
-"""Seconds; more than one look takes."""
+"""Seconds to wait for the thread at the end; more than one check takes."""
 _THIS_THREAD = getattr(resource, "RUSAGE_THREAD", None)
 _PART = part("watching for hangs")
 
 
-SAME_LOOKS = 600
-"""Samples at one interval, which then doubles: ten minutes show a leak in a short job, and a line of 200 bytes a
-second would be 17 MB a day."""
-_OF_MEMORY = part("device memory")
+SAMPLES_PER_INTERVAL = 600
+"""Samples after which the interval doubles. Ten minutes show a leak in a short job; a line of 200 bytes per second would be 17 MB a
+day."""
+_MEMORY_PART = part("device memory")
 
 
 class DeviceMemory:
-    """Samples of device memory of one recording."""
+    """Samples the device memory of one recording."""
 
     def __init__(self, session: Session, status: RankStatus) -> None:
         self._session, self._status = session, status
         self._calls = self._looks = 0
         self._every = 1
-        self.look = guarded(_OF_MEMORY, self._look)
+        self.look = guarded(_MEMORY_PART, self._look)
         """Call once a second, always on the same thread."""
 
     @property
-    def there(self) -> bool:
-        """Whether the job has used a device by now."""
+    def is_device_used(self) -> bool:
+        """Whether the job has used a device."""
         devices = self._session.devices
         return devices is not None and devices.device is not None
 
@@ -86,13 +85,13 @@ class DeviceMemory:
             head = {"schema": MEMORY_SCHEMA, "device": f"cuda:{devices.device}", "total_bytes": total}
             lines.insert(0, encoded(head))
         self._looks += 1
-        if not self._looks % SAME_LOOKS:
+        if not self._looks % SAMPLES_PER_INTERVAL:
             self._every *= 2
         self._session.spool.write(MEMORY_FILE, b"".join(line + b"\n" for line in lines))
 
     def _now(self, device: int) -> dict[str, Any]:
         phase = self._status.phase()
-        # By its number: the current device is each thread's own.
+        # By number, because the current device differs between threads.
         counters = job_torch().cuda.memory_stats_as_nested_dict(device)
         allocated, reserved = (counters[f"{kind}_bytes"]["all"] for kind in ("allocated", "reserved"))
         return {
@@ -111,12 +110,12 @@ class StatusThread:
     """The status thread of one recording."""
 
     def __init__(self, session: Session, captures: Captures) -> None:
-        """``captures`` are the profiler windows on request."""
+        """``captures`` are the requested profiler windows."""
         self._session = session
         self._captures = captures
         self._status = RankStatus(session)
         self._memory = DeviceMemory(session, self._status)
-        # The job's own random numbers stay as they are.
+        # A separate generator, so that the job's random numbers do not change.
         self._random = random.Random(session.rank)
         self._after_s = environment.hang_after_s(os.environ)
         self._stop = threading.Event()
@@ -131,7 +130,7 @@ class StatusThread:
         )
 
     def start(self) -> None:
-        """Start the thread if hangs are watched for."""
+        """Start the thread if hang detection is on."""
         if self._after_s:
             reserve_signal()
             self._thread.start()
@@ -141,7 +140,7 @@ class StatusThread:
         self._faults = Faults(handle)
         heartbeat, spool, captures = self._session.recorder.heartbeat, self._session.spool, self._captures
         look, answer_stacks, follow = (
-            guarded(_PART, each) for each in (self._look, self._answer_stacks, captures.follow)
+            guarded(_PART, each) for each in (self._look, self._answer_stacks, captures.handle_requests)
         )
         try:
             while not (self._stop.is_set() or _PART.off):
@@ -150,19 +149,19 @@ class StatusThread:
                 if self._is_stopped_within_period():
                     break
                 look()
-                # Requests are files: if none has come or gone, there is no request.
+                # A request is a file. If the directory has not changed, there is no new request.
                 if spool.directory_changed() or captures.under_way:
                     answer_stacks()
                     follow()
         finally:
-            # Without this thread, no answer of it may be expected.
+            # Without this thread, the launcher must not expect an answer to the signal.
             heartbeat.set_signal(0)
             self._faults.stop()
 
     def _is_stopped_within_period(self) -> bool:
-        """Wait for one period; the device's memory is read at a random moment of it."""
+        """Wait for one period, and sample the device's memory at a random time of it. Returns whether the thread is to stop."""
         before_s = 0.0
-        if self._memory.there:
+        if self._memory.is_device_used:
             before_s = PERIOD_S * self._random.random()
             if self._stop.wait(before_s):
                 return True
@@ -170,11 +169,11 @@ class StatusThread:
         return self._stop.wait(PERIOD_S - before_s)
 
     def _look(self) -> None:
-        if not self._raised and uncaught() is not None:
+        if not self._raised and uncaught_exception() is not None:
             self._raised = True
             self.write_end_status()
         step = self._session.recorder.step
-        # Who follows the log sees each step within a second, however long it is until the next one in full.
+        # Readers that follow the log see each step within a second, even if the next full step is far off.
         self._session.recorder.write_brief_steps()
         if step == self._last_step:
             document = self._status.document(PROGRESS_SCHEMA)
@@ -190,11 +189,11 @@ class StatusThread:
         self._last_step = step
 
     def _keep(self, name: str, data: bytes) -> None:
-        """Write a file of the spool, and count that in the heartbeat; nothing if the spool is full or removed."""
+        """Write a file of the spool and count it in the heartbeat; does nothing if the spool is full or removed."""
         try:
             self._session.spool.keep(name, data)
         except OSError:
-            return  # its memory is full, or gone: the heartbeat then shows no answer
+            return  # the spool is full or removed; the heartbeat then shows no answer
         faults = resource.getrusage(_THIS_THREAD).ru_minflt if _THIS_THREAD is not None else 0
         self._session.recorder.heartbeat.report_written(len(data), faults)
 
@@ -205,16 +204,15 @@ class StatusThread:
             pass  # the spool is gone
 
     def _note_evaluation(self, step: int, evaluating: bool) -> None:
-        """Write to the step log that the job evaluates: nothing else shows it in a step of which only the times are
-        recorded, or if the job calls the module inside DDP. A job that trains in evaluation mode all along does not
-        evaluate."""
+        """Write to the step log that the job evaluates. Nothing else shows it in a step of which only the times are kept, or if the
+        job calls the module inside DDP. A job that always trains in evaluation mode does not count as evaluating."""
         if evaluating and self._trained and step != self._evaluated:
             self._evaluated = step
             self._session.recorder.pending.append(f"{{{LineField.EVALUATED.key}{step}}}\n")
         self._trained = self._trained or not evaluating
 
     def _answer_stacks(self) -> None:
-        """Answer a request for stacks (``ddpdoctor stacks``), which may come while the job makes progress."""
+        """Answer a request for stacks (``ddpdoctor stacks``), which may arrive while the job makes progress."""
         request = request_in(self._session.spool.directory, STACKS_QUESTION)
         if request and request != self._stacks_answered:
             document = self._status.with_all_stacks(STANDING_SCHEMA)
@@ -227,7 +225,7 @@ class StatusThread:
             return
         self._answered = request
         document = self._status.with_all_stacks(STANDING_SCHEMA)
-        error = uncaught()
+        error = uncaught_exception()
         document.update(request=request, raised=[] if error is None else exception_documents(error))
         self._keep(STANDING_FILE, encoded(document))
         entries = flight(self._session)
@@ -235,9 +233,8 @@ class StatusThread:
             self._keep(HANG_FLIGHT_FILE, entries)
 
     def write_end_status(self) -> None:
-        """Write how the interpreter ends. An exception may be written before the end, if other threads keep the
-        process alive."""
-        error = uncaught()
+        """Write how the process ends. An exception may be written before the end, if other threads keep the process running."""
+        error = uncaught_exception()
         document = self._status.counts(ENDING_SCHEMA)
         document["how"] = (End.IN_ORDER if error is None else End.EXCEPTION).value
         if error is not None:
@@ -252,7 +249,7 @@ class StatusThread:
             self._thread.join(timeout=_END_S)
         if self._faults is not None:
             self._faults.stop()
-        # The last status is of interest only if the rank ended in another way.
+        # The last status matters only if the rank ends in another way.
         self._withdraw(PROGRESS_FILE)
-        if uncaught() is None:
+        if uncaught_exception() is None:
             self._withdraw(CALLS_PAGE)

@@ -1,12 +1,12 @@
-"""A trial: the job as it is but for some settings, for a bounded number of steps, to measure what a change would bring.
+"""A trial: the job with some settings changed, for a limited number of steps, to measure the effect of a change.
 
-Input, from an environment variable: names of settings with their values, and a number of steps. Output: the changed
-settings, in constructors (``constructors``), around calls (``calls``) and in the process, each read back from the thing
-it was set in, loaders with other workers in each of several blocks of steps (``blocks``), and the end of the job
-between two steps (``ending``). The outcome of each is in rank.json, under ``trial``.
+Input, from an environment variable: names of settings with their values, and a number of steps. Output: the changed settings, in
+constructors (``constructors``), in calls (``calls``) and in the process (``request``), each read back after it was set; loaders
+with another number of workers in each of several blocks of steps (``blocks``); and the end of the job between two steps
+(``ending``). The outcome of each is in rank.json, under ``trial``.
 
-Only a process that was started for a trial imports this. What cannot be changed as requested is reported and left as it
-is.
+Only a process started for a trial imports this package. A setting that cannot be changed as requested is reported and left
+unchanged.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from . import blocks, calls, constructors, ending, request
 from .request import read
 
 NAMES = (*constructors.NAMES, *calls.NAMES, *request.NAMES)
-"""Settings that a trial can change in a rank. Environment variables are the launcher's to set."""
+"""Settings that a trial can change in a rank. The launcher sets environment variables."""
 
 
 def install(patches: Patches) -> None:
-    """Apply the requested changes; nothing if this process belongs to no trial."""
+    """Apply the requested changes; does nothing if this process belongs to no trial."""
     trial = read(os.environ.get(TRIAL, ""))
     if trial is None:
         return
-    for room in (constructors, calls, blocks):
+    for module in (constructors, calls, blocks):
         try:
-            room.install(trial, patches)
+            module.install(trial, patches)
         except Exception as error:
             part("trial").failed(error)
     losses = ending.watch_losses(patches)
@@ -51,6 +51,6 @@ def install(patches: Patches) -> None:
                 ending.end(session, trial, losses)
 
         session.stepping.at_every_step = guarded(part("trial"), at_step)
-        session.stepping.every_step_counts = True
+        session.stepping.needs_every_step = True
 
     lifetime.at_start.append(begin)

@@ -1,8 +1,8 @@
-"""Loaders with other workers from some step on: a search tries several settings without restarting the job.
+"""Changes the number of workers of loaders between blocks of steps, so that a search can try several settings without restarting
+the job.
 
-A training loop holds an iterator, which cannot be given other workers. Its ``__next__`` calls that of an iterator with
-the other workers, which continues in the same sampler after the batches already queued: no sample is given twice, those
-in the queue are lost.
+A training loop holds an iterator, whose workers cannot be changed. So its ``__next__`` calls that of a new iterator with the wanted
+workers, which continues the same sampler after the batches already queued. No sample is given twice; the queued batches are lost.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers")
 
 
 class IteratorReplacer:
-    """The current block of steps of a trial, and the iterators that replace those which loops hold."""
+    """The current block of steps of a trial, and the iterators that replace those held by training loops."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
         self._ends = list(accumulate(block["steps"] for block in trial.blocks))
         self._loaders: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._settings: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
-        """Of each loader, as the script has it."""
+        """Original settings of each loader."""
         self._current: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._blocks: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        """Of each loop's iterator, in which block it was looked at last."""
+        """The block in which each loop's iterator was last checked."""
         self._off = False
 
     @property
     def block(self) -> int:
-        """The one in progress, by the steps that were taken."""
+        """The current block, from the number of steps taken."""
         return min(bisect_right(self._ends, self._trial.document["steps"]), len(self._ends) - 1)
 
-    def began(self, loader: Any, iterator: Any) -> None:
-        """A loop begins to iterate over a loader; with ``persistent_workers`` the same iterator serves loop after loop."""
+    def note_loop(self, loader: Any, iterator: Any) -> None:
+        """Note that a loop begins to iterate over a loader. With ``persistent_workers``, the same iterator serves loop after loop."""
         if loader not in self._settings:
             self._settings[loader] = {name: getattr(loader, name) for name in SETTINGS}
         self._loaders[iterator] = ref(loader)
@@ -50,7 +50,7 @@ class IteratorReplacer:
         self._blocks[iterator] = -1
 
     def current_iterator(self, iterator: Any) -> Any:
-        """The iterator that currently replaces the one that a loop holds."""
+        """The iterator that currently replaces the one held by a loop."""
         if not self._off and iterator in self._loaders and self._blocks[iterator] != self.block:
             self._blocks[iterator] = self.block
             try:
@@ -83,12 +83,12 @@ class IteratorReplacer:
         old = self._current.get(iterator, iterator)
         if {name: getattr(loader, name) for name in SETTINGS} != wanted:
             for name, value in wanted.items():
-                object.__setattr__(loader, name, value)  # the loader's own refuses some
+                object.__setattr__(loader, name, value)  # the loader's own __setattr__ refuses some
             self._current[iterator] = new = _resumed_iterator(loader, old)
             if hasattr(old, "_shutdown_workers"):
                 old._shutdown_workers()
             if getattr(loader, "_iterator", None) is old:
-                loader._iterator = None  # the next loop is to begin with workers of its own
+                loader._iterator = None  # the next loop must start new workers
             if new._num_workers != wanted["num_workers"]:
                 self._set_state("refused", f"it still has {new._num_workers} workers")
                 return
@@ -101,7 +101,7 @@ class IteratorReplacer:
 
 
 class _ResumedSampler:
-    """A sampler in the middle of its pass."""
+    """A sampler that continues an unfinished pass."""
 
     def __init__(self, sampler: Any, live: Iterator[Any]) -> None:
         self._sampler, self._live = sampler, live
@@ -114,7 +114,7 @@ class _ResumedSampler:
 
 
 def _resumed_iterator(loader: Any, old: Any) -> Any:
-    """A new iterator of the loader, from where ``old`` has come to."""
+    """Return a new iterator of the loader that continues where ``old`` is."""
     from torch.utils.data import dataloader
 
     loaders: Any = dataloader.DataLoader
@@ -128,7 +128,7 @@ def _resumed_iterator(loader: Any, old: Any) -> Any:
 
 
 def install(trial: Trial, patches: Patches) -> None:
-    """Watch loaders, where the trial has blocks."""
+    """Wrap loaders and their iterators, if the trial has blocks."""
     if not trial.blocks:
         return
     from torch.utils.data import dataloader
@@ -138,17 +138,17 @@ def install(trial: Trial, patches: Patches) -> None:
     begin, following = loader.__iter__, iterator.__next__
 
     @functools.wraps(begin)
-    def began(self: Any) -> Any:
+    def begin_loop(self: Any) -> Any:
         found = begin(self)
         try:
-            replacer.began(self, found)
+            replacer.note_loop(self, found)
         except Exception as error:
             _PART.failed(error)
         return found
 
     @functools.wraps(following)
-    def give(self: Any) -> Any:
+    def next_batch(self: Any) -> Any:
         return following(replacer.current_iterator(self))
 
-    patches.attribute(loader, "__iter__", began)
-    patches.attribute(iterator, "__next__", give)
+    patches.attribute(loader, "__iter__", begin_loop)
+    patches.attribute(iterator, "__next__", next_batch)

@@ -1,5 +1,5 @@
-"""Settings that are not constructor arguments: DDP's communication hook and accumulation, autocast, barriers, and a
-data loader that repeats its batches."""
+"""Changes settings that are not constructor arguments: DDP's communication hook and accumulation, autocast, barriers, and a data
+loader that repeats its batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Callable
 from weakref import WeakKeyDictionary
 
 from ..guard import part
-from ..patching import Patches, around, cell_of, not_compiled
+from ..patching import Patches, around, cell_of, exclude_from_compile
 from ..recording import active
 from .request import Trial
 
@@ -23,9 +23,9 @@ NAMES = (
     "sync.barriers",
 )
 _BATCHES_KEPT = 8
-"""Batches that a loader repeats: enough that the processor's caches do not hold them all."""
-_LEARNT_STEPS = 3
-"""Optimizer steps after which it is known how many backwards each has."""
+"""Number of batches that a loader repeats; too many for the CPU caches to hold them all."""
+_OBSERVED_STEPS = 3
+"""Optimizer steps after which the number of backwards per step is known."""
 
 
 def install(trial: Trial, patches: Patches) -> None:
@@ -51,7 +51,7 @@ def install(trial: Trial, patches: Patches) -> None:
 
 
 def _comm_hook(trial: Trial, kind: str) -> Callable[[Any, Any], None]:
-    """Register the hook at the first forward: by then the script has registered its own, if it has one."""
+    """Return a function that registers the hook at the first forward. By then the script has registered its own, if it has one."""
     seen: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
     def before_forward(args: Any, kwargs: Any) -> None:
@@ -86,15 +86,15 @@ def _never_reduces(trial: Trial) -> Callable[[Any, Any], None]:
 
 
 class _Accumulation:
-    """Reduce gradients only in the last backward before an optimizer step; the earlier ones accumulate."""
+    """Reduces gradients only in the last backward before an optimizer step; the earlier ones accumulate."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
         self._steps, self._forwards = -1, 0
-        self._learnt: list[int] = []
+        self._forwards_per_step: list[int] = []
 
     def before_forward(self, args: Any, kwargs: Any) -> None:
-        """Called in each forward of a DDP module; there is one."""
+        """Called in each forward of a DDP module. Assumes that there is only one."""
         ddp, session = args[0], active.session
         import torch
 
@@ -103,12 +103,12 @@ class _Accumulation:
         steps = session.stepping.optimizer_steps
         if steps != self._steps:
             if self._steps >= 0:
-                self._learnt.append(self._forwards)
+                self._forwards_per_step.append(self._forwards)
             self._steps, self._forwards = steps, 0
         self._forwards += 1
-        if len(self._learnt) < _LEARNT_STEPS:
+        if len(self._forwards_per_step) < _OBSERVED_STEPS:
             return
-        usual = self._learnt[1:_LEARNT_STEPS]
+        usual = self._forwards_per_step[1:_OBSERVED_STEPS]
         if min(usual) != max(usual):
             self._trial.refuse("ddp.accumulate", "the number of backwards changes from step to step")
             return
@@ -139,12 +139,12 @@ def _in_autocast(trial: Trial, original: Callable[..., Any]) -> Callable[..., An
             trial.set_to("amp.autocast", None, kind)
             return original(self, *args, **kwargs)
 
-    not_compiled(forward)
+    exclude_from_compile(forward)
     return forward
 
 
 def _make_instant(trial: Trial, patches: Patches) -> None:
-    """Repeat batches that were prepared once: the lower bound of a loader's cost."""
+    """Make loaders repeat batches that were prepared once: the lower bound of a loader's cost."""
     from torch.utils.data import dataloader
 
     iterator = dataloader._BaseDataLoaderIter
@@ -156,7 +156,7 @@ def _make_instant(trial: Trial, patches: Patches) -> None:
     def following(self: Any) -> Any:
         number = given.get(self, 0)
         given[self] = number + 1
-        batches = kept.setdefault(_loader_of(self), [])
+        batches = kept.setdefault(_loader_id(self), [])
         if len(batches) < _BATCHES_KEPT:
             batches.append(original(self))
             return batches[-1]
@@ -169,8 +169,8 @@ def _make_instant(trial: Trial, patches: Patches) -> None:
     patches.attribute(iterator, "__next__", following)
 
 
-def _loader_of(iterator: Any) -> int:
-    """Iterators of one loader, epoch after epoch, share its sampler."""
+def _loader_id(iterator: Any) -> int:
+    """An id that all iterators of one loader share, epoch after epoch: that of its sampler."""
     return id(getattr(iterator, "_index_sampler", iterator))
 
 
@@ -190,7 +190,7 @@ def _skip_barriers(trial: Trial, patches: Patches) -> None:
 
     @functools.wraps(original)
     def barrier(*args: Any, **kwargs: Any) -> Any:
-        if active.session is None:  # what a framework does before its first step may need it
+        if active.session is None:  # a framework may need barriers before its first step
             return original(*args, **kwargs)
         trial.set_to("sync.barriers", "kept", "skip")
         return None

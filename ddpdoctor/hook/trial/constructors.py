@@ -1,4 +1,4 @@
-"""Settings that are arguments of constructors: of data loaders, DDP modules and optimizers."""
+"""Changes settings that are constructor arguments of data loaders, DDP modules and optimizers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import inspect
 from typing import Any, Callable
 
 from ..guard import part
-from ..job import asks_for_worker
-from ..patching import Patches, not_compiled
+from ..job import uses_worker_info
+from ..patching import Patches, exclude_from_compile
 from .request import Trial
 
 _PART = part("trial")
@@ -30,11 +30,11 @@ NAMES = (
 
 _MB = 1 << 20
 _Given = dict[str, Any]
-"""The arguments of a call by name, defaults included."""
+"""The arguments of a call by name, including defaults."""
 _Choose = Callable[[Trial, _Given], dict[str, Any]]
-"""Which of them to change, and to what."""
+"""Returns the arguments to change, with their new values."""
 _ReadBack = Callable[[Any, str], Any]
-"""What a setting of the object is now."""
+"""Returns the current value of a setting of the object."""
 
 
 def install(trial: Trial, patches: Patches) -> None:
@@ -46,7 +46,7 @@ def install(trial: Trial, patches: Patches) -> None:
     if any(name in trial.of("loader") for name in LOADER):
         _wrap(DataLoader, "loader", _loader_arguments, getattr, trial, patches)
     if any(name in trial.of("ddp") for name in DDP):
-        _wrap(DistributedDataParallel, "ddp", _ddp_arguments, _of_ddp, trial, patches)
+        _wrap(DistributedDataParallel, "ddp", _ddp_arguments, _read_ddp, trial, patches)
     if trial.of("optimizer"):
         for optimizer in vars(torch.optim).values():
             if inspect.isclass(optimizer) and issubclass(optimizer, torch.optim.Optimizer):
@@ -54,7 +54,7 @@ def install(trial: Trial, patches: Patches) -> None:
                     "__init__" in vars(optimizer)
                     and "foreach" in inspect.signature(optimizer.__init__).parameters
                 ):
-                    _wrap(optimizer, "optimizer", _optimizer_arguments, _of_optimizer, trial, patches)
+                    _wrap(optimizer, "optimizer", _optimizer_arguments, _read_optimizer, trial, patches)
 
 
 def _wrap(
@@ -76,7 +76,7 @@ def _wrap(
             if f"{kind}.{name}" in trial.settings:
                 trial.set_to(f"{kind}.{name}", given.get(name), read_back(self, name))
 
-    not_compiled(construct)
+    exclude_from_compile(construct)
     patches.attribute(owner, "__init__", construct)
 
 
@@ -90,7 +90,7 @@ def _changed(
         return given, {
             name: value for name, value in choose(trial, given).items() if name in signature.parameters
         }
-    except Exception as error:  # a call that the original refuses too, with its own message
+    except Exception as error:  # the original will refuse this call, too, with its own message
         _PART.failed(error)
         return {}, {}
 
@@ -99,7 +99,7 @@ def _ddp_arguments(trial: Trial, given: _Given) -> dict[str, Any]:
     return {name: value for name, value in trial.of("ddp").items() if name in DDP}
 
 
-def _of_ddp(ddp: Any, name: str) -> Any:
+def _read_ddp(ddp: Any, name: str) -> Any:
     if name == "bucket_cap_mb":
         return ddp.bucket_bytes_cap / _MB
     if name == "broadcast_buffers":
@@ -109,7 +109,7 @@ def _of_ddp(ddp: Any, name: str) -> Any:
 
 def _optimizer_arguments(trial: Trial, given: _Given) -> dict[str, Any]:
     asked = trial.of("optimizer")
-    # torch refuses both at once.
+    # torch refuses both at the same time.
     if asked.get("fused"):
         return {**asked, "foreach": asked.get("foreach")}
     if asked.get("foreach"):
@@ -117,12 +117,12 @@ def _optimizer_arguments(trial: Trial, given: _Given) -> dict[str, Any]:
     return asked
 
 
-def _of_optimizer(optimizer: Any, name: str) -> Any:
+def _read_optimizer(optimizer: Any, name: str) -> Any:
     return optimizer.defaults.get(name)
 
 
 def _loader_arguments(trial: Trial, given: _Given) -> dict[str, Any]:
-    """Arguments that fit together: without workers there is nothing to prefetch, and no worker to keep."""
+    """Arguments that are consistent: without workers there is nothing to prefetch and no worker to keep."""
     asked = {name: value for name, value in trial.of("loader").items() if name in LOADER}
     why = _refused_workers(asked.get("num_workers"), given)
     if why:
@@ -146,7 +146,7 @@ def _refused_workers(workers: int | None, given: _Given) -> str | None:
     from torch.utils.data import IterableDataset
 
     data = given.get("dataset")
-    if workers is None or workers <= 1 or not isinstance(data, IterableDataset) or asks_for_worker(data):
+    if workers is None or workers <= 1 or not isinstance(data, IterableDataset) or uses_worker_info(data):
         return None
     return (
         f"{type(data).__name__} is iterable and does not ask torch.utils.data.get_worker_info() for its share: "

@@ -1,4 +1,4 @@
-"""The end of a trial, between two steps, the same on all ranks; and a hash of the model's parameters then."""
+"""Ends a trial between two steps, the same ones on all ranks, and hashes the model's parameters then."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from .request import Trial
 
 _PART = part("trial")
 _MOST_LOSSES = 512
-"""The first of a trial: of a scalar each."""
-_TOGETHER_S = 10.0
+"""Upper limit of the losses kept, a scalar each; the first ones."""
+_WAIT_FOR_RANKS_S = 10.0
 """Seconds that a rank waits for the others to reach the same step before it ends without them."""
-_LOOK_S = 0.02
-_made: list[tuple[int, str]] = []
-"""By process, the folder that multiprocessing made for it at this module's request."""
+_POLL_S = 0.02
+_created_folders: list[tuple[int, str]] = []
+"""(Process id, folder) that multiprocessing created at this module's request."""
 
 
 def watch_losses(patches: Patches) -> list[Any]:
-    """What the backwards to come begin with, each copied on its own device: nothing waits for it."""
+    """Return a list that will receive the losses of later backwards, each copied on its own device without waiting."""
     import torch
 
     losses: list[Any] = []
@@ -47,7 +47,7 @@ def watch_losses(patches: Patches) -> list[Any]:
 
 
 def end(session: Session, trial: Trial, losses: list[Any]) -> NoReturn:
-    """Write everything and end the process: the script's own end is not reached."""
+    """Write everything and end the process, without the script's own end."""
     try:
         request.read_again(trial)
         trial.document["parameters"] = _parameters(session)
@@ -97,8 +97,8 @@ def _all_parameters(session: Session) -> Iterator[Any]:
 
 
 def _wait_for_others(session: Session) -> None:
-    """A rank that ends while another still receives from it would break the other's step. The rank that holds the
-    store leaves last."""
+    """Wait until all ranks have reached this step: a rank that ends while another still receives from it would break the other's
+    step. The rank that holds the store leaves last."""
     if session.world_size < 2:
         return
     from torch.distributed import distributed_c10d as c10d
@@ -106,30 +106,30 @@ def _wait_for_others(session: Session) -> None:
     store = c10d._get_default_store()
     keys = [f"ddpdoctor/trial/{rank}" for rank in range(session.world_size)]
     store.set(keys[session.rank], "ended")
-    deadline_s = time.monotonic() + _TOGETHER_S
+    deadline_s = time.monotonic() + _WAIT_FOR_RANKS_S
     while not store.check(keys):
         if time.monotonic() > deadline_s:
             raise TimeoutError("other ranks did not reach the trial's last step")
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     if session.rank == 0:
-        time.sleep(10 * _LOOK_S)
+        time.sleep(10 * _POLL_S)
 
 
 def share_temporary_folder() -> None:
-    """Have this process and its workers keep their sockets in one folder: killed, workers cannot clear up behind themselves."""
+    """Make this process and its workers keep their sockets in one folder, because killed workers do not clean up."""
     try:
         known = multiprocessing.process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-        if known is None:  # else it is a parent's, or a folder that the job chose
-            _made.append((os.getpid(), multiprocessing.util.get_temp_dir()))
+        if known is None:  # otherwise it is the parent's, or chosen by the job
+            _created_folders.append((os.getpid(), multiprocessing.util.get_temp_dir()))
     except Exception as error:
         _PART.failed(error)
 
 
 def _end_children() -> None:
-    """End the workers of loaders, which no process would end later, and remove their folder if it was made here."""
+    """Kill the workers of loaders, which nothing else would end, and remove the folder if it was created here."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for child in multiprocessing.active_children():
         child.kill()
-    for pid, folder in _made:
+    for pid, folder in _created_folders:
         if pid == os.getpid():
             shutil.rmtree(folder, ignore_errors=True)

@@ -17,14 +17,14 @@ class Trial:
     def __init__(self, settings: dict[str, Any], steps: int, blocks: Sequence[dict[str, Any]] = ()) -> None:
         self.settings = settings
         self.steps = steps
-        """After so many, the job ends."""
+        """Number of steps after which the job ends."""
         self.blocks = blocks
-        """One after the other: ``steps``, and the settings of loaders, ``set``, in them."""
+        """Successive blocks: ``steps``, and the loader settings for them, ``set``."""
         self.changes: dict[str, dict[str, Any]] = {
             name: {"asked": value, "state": "not seen"} for name, value in settings.items()
         }
-        self._passed: set[str] = set()
-        """Settings for which nothing was built yet in which they can be set."""
+        self._not_applied: set[str] = set()
+        """Settings that did not apply to any object constructed so far."""
         self.document: dict[str, Any] = {
             "asked_steps": steps,
             "steps": 0,
@@ -35,7 +35,7 @@ class Trial:
             self.document["blocks"] = [{"state": "not seen", "why": ""} for _ in blocks]
 
     def of(self, prefix: str) -> dict[str, Any]:
-        """Settings whose names begin with ``prefix`` and a dot, without those."""
+        """Settings whose names begin with ``prefix`` and a dot, with that removed."""
         return {
             name[len(prefix) + 1 :]: value
             for name, value in self.settings.items()
@@ -43,10 +43,10 @@ class Trial:
         }
 
     def set_to(self, name: str, was: Any, now: Any) -> None:
-        """Note that the setting was ``was`` and is ``now``. If it differs from the request, it was not applied."""
+        """Note that the setting was ``was`` and is now ``now``. If that differs from the request, the change was not applied."""
         change = self.changes[name]
-        if name in self._passed:
-            self._passed.remove(name)
+        if name in self._not_applied:
+            self._not_applied.remove(name)
             del change["why"]
         elif change["state"] == "refused":
             return
@@ -57,16 +57,16 @@ class Trial:
             change["why"] = f"it still reads {_plain(now)}"
 
     def refuse(self, name: str, why: str) -> None:
-        """The setting is left as the job has it."""
-        self._passed.discard(name)
+        """Note that the setting is left unchanged, and why."""
+        self._not_applied.discard(name)
         self.changes[name].update(state="refused", why=why)
 
     def not_applicable(self, name: str, why: str) -> None:
-        """There is nothing to set in this thing; it is a refusal unless there is in another one, as with a loader for evaluation
-        that has no workers beside one for training that has some."""
+        """Note that the setting does not apply to this object. Counts as a refusal unless it applies to another one: a loader for
+        evaluation may have no workers, and one for training some."""
         if self.changes[name]["state"] == "not seen":
             self.refuse(name, why)
-            self._passed.add(name)
+            self._not_applied.add(name)
 
 
 def _same(now: Any, asked: Any) -> bool:
@@ -80,7 +80,7 @@ def _plain(value: Any) -> Any:
 
 
 def read(text: str) -> Trial | None:
-    """The trial that the launcher's variable asks for; None where it asks for none, or is malformed."""
+    """The trial requested by the launcher's variable; None if there is none or it is malformed."""
     try:
         asked = json.loads(text)
         settings, steps, blocks = asked["set"], asked["steps"], asked.get("blocks", [])
@@ -95,7 +95,7 @@ _PART = part("trial")
 
 
 def _affinity() -> str:
-    """ "spread" where this rank's processors are its own share of what the job may use; else their number."""
+    """Returns "spread" if this rank's processors are the share set by ``_set_affinity``; otherwise their number."""
     mine = sorted(os.sched_getaffinity(0))
     return "spread" if mine == _share.get("of") else str(len(mine))
 
@@ -104,7 +104,7 @@ _share: dict[str, Any] = {}
 
 
 def _set_affinity(value: Any) -> None:
-    """Each local rank gets an equal share of the processors, neighbours together."""
+    """Give each local rank an equal share of the processors, adjacent ones together."""
     allowed = sorted(os.sched_getaffinity(0))
     rank, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     each = len(allowed) // ranks
@@ -134,8 +134,7 @@ NAMES = tuple(_SWITCHES)
 
 
 def apply_in_rank(trial: Trial) -> None:
-    """Apply the settings once the process group exists. Where the script changes one later, that stays and is
-    reported."""
+    """Apply the settings after the process group exists. If the script changes one later, that change stays and is reported."""
     for name, (get, change) in _SWITCHES.items():
         if name in trial.settings:
             was = get()
@@ -148,7 +147,7 @@ def apply_in_rank(trial: Trial) -> None:
 
 
 def read_again(trial: Trial) -> None:
-    """At the trial's end, check whether the script has changed them since."""
+    """Check, at the trial's end, whether the script has changed the settings since."""
     for name, (get, _) in _SWITCHES.items():
         change = trial.changes.get(name)
         if change is not None and change["state"] == "applied":

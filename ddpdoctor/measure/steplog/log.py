@@ -88,7 +88,7 @@ def _no_steps_notes(logs: Sequence[RankLog]) -> list[Note]:
     world = max((size for size in known if isinstance(size, int)), default=len(logs))
     looked_at = f"the steps of {seen or 'none'} of {max(world, len(logs))} ranks could be analysed"
     recorded = seen or any(log.record.trace is not None or _window_state(log) == "saved" for log in logs)
-    faults = [(log.rank, log.record.without(STEPS_FILE, "step")) for log in logs if not log.steps]
+    faults = [(log.rank, log.record.absence_note(STEPS_FILE, "step")) for log in logs if not log.steps]
     return [
         Note(f"{fault}: {looked_at}.", fault.code).of_rank(rank)
         for rank, fault in faults
@@ -108,7 +108,7 @@ def _no_samples_notes(logs: Sequence[RankLog], sampled: bool) -> list[Note]:
         return []
     lacking = [log for log in logs if not len(log.samples) and len(log.steps) >= min(others, default=1)]
     return [
-        Note(f"{log.record.without(SAMPLES_FILE, 'sample of these steps')}: {UNKNOWN_LINES}.").of_rank(
+        Note(f"{log.record.absence_note(SAMPLES_FILE, 'sample of these steps')}: {UNKNOWN_LINES}.").of_rank(
             log.rank
         )
         for log in lacking

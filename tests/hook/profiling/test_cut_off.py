@@ -67,7 +67,7 @@ def test_on_a_device_the_profiler_is_closed_once_the_windows_work_is_done(
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     session, made._ended, made._stop, made._activities = made._session, 0, 15, {"CPU", "CUDA"}
     passed = [14]
-    session.devices = SimpleNamespace(has_done=lambda step: passed[-1] > step)
+    session.devices = SimpleNamespace(has_finished=lambda step: passed[-1] > step)
     for step in (15, 16, 17):
         made.at_step(step)
         assert not closed
@@ -86,11 +86,11 @@ def test_at_the_jobs_end_the_profiler_is_closed_once_the_device_has_finished(ope
     made, state = opened
     closed = []
     monkeypatch.setattr(window, "end_collection", lambda: None)
-    monkeypatch.setattr(window, "others_may_write", lambda: False)
+    monkeypatch.setattr(window, "backend_may_write", lambda: False)
     monkeypatch.setattr(window, "close_profiler", closed.append)
     done = [False, False, True]
     made._ended, made._activities = 0, {"CPU", "CUDA"}
-    made._session.devices = SimpleNamespace(has_done=lambda step: step == 73 and done.pop(0))
+    made._session.devices = SimpleNamespace(has_finished=lambda step: step == 73 and done.pop(0))
     made.finish(time.monotonic())
     assert len(closed) == 1 and not done and state["steps"] == [10, 74]
 
@@ -102,24 +102,24 @@ def test_gloo_may_write_where_the_process_groups_do_not_name_it(monkeypatch) -> 
     monkeypatch.setattr(torch_profiler, "process_groups", lambda: groups)
     monkeypatch.setattr(torch_profiler, "_has_thread", lambda name: False)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    assert not torch_profiler.others_may_write()
+    assert not torch_profiler.backend_may_write()
     with monkeypatch.context() as patch:
         patch.setattr("torch.distributed.get_debug_level", lambda: distributed.DebugLevel.DETAIL)
-        assert torch_profiler.others_may_write()
+        assert torch_profiler.backend_may_write()
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: False)
-    assert not torch_profiler.others_may_write()
+    assert not torch_profiler.backend_may_write()
     monkeypatch.setattr(torch_profiler, "_has_thread", lambda name: name == "pt_gloo_runloop")
-    assert torch_profiler.others_may_write()
+    assert torch_profiler.backend_may_write()
 
 
 DESTROYED = """
 import torch, torch.distributed as dist
-from ddpdoctor.hook.profiling.torch_profiler import others_may_write
+from ddpdoctor.hook.profiling.torch_profiler import backend_may_write
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 group = dist.group.WORLD
 dist.all_reduce(torch.ones(3))
 dist.destroy_process_group()
-assert others_may_write()
+assert backend_may_write()
 """
 
 
@@ -147,7 +147,7 @@ def test_cupti_is_detached_after_the_window_where_that_is_safe(
     monkeypatch.setenv("TEARDOWN_CUPTI", own or "")
     if own is None:
         monkeypatch.delenv("TEARDOWN_CUPTI")
-    monkeypatch.setattr(torch_profiler, "_chosen", {})
+    monkeypatch.setattr(torch_profiler, "_set_by_hook", {})
     monkeypatch.setenv("DISABLE_CUPTI_LAZY_REINIT", "1")
     monkeypatch.delenv("DISABLE_CUPTI_LAZY_REINIT")
     monkeypatch.delitem(sys.modules, "torch._inductor.cudagraph_trees", raising=False)
@@ -155,9 +155,9 @@ def test_cupti_is_detached_after_the_window_where_that_is_safe(
     torch = SimpleNamespace(
         version=SimpleNamespace(cuda=cuda), cuda=SimpleNamespace(graphs=SimpleNamespace(graph=graph))
     )
-    torch_profiler._choose_detaching(torch)
+    torch_profiler._configure_detaching(torch)
     assert os.environ["TEARDOWN_CUPTI"] == detaches
     assert ("DISABLE_CUPTI_LAZY_REINIT" in os.environ) == (captured or cuda == "12.4")
     graph.default_capture_stream = object()
-    torch_profiler._choose_detaching(torch)
+    torch_profiler._configure_detaching(torch)
     assert os.environ["TEARDOWN_CUPTI"] == (own or "0"), "graphs were captured since the first window"

@@ -29,7 +29,7 @@ def wakes(sampler, recorder, step_s: float, count: int = 8000) -> np.ndarray:
         pause_s = sampler._pause_s()
         assert pause_s <= 2 * module.MOST_PAUSE_S
         at += pause_s / step_s
-        if sampler._rest_s <= 0.0:
+        if sampler._until_sample_s <= 0.0:
             found.append(at)
     return np.array(found)
 
@@ -42,7 +42,7 @@ def test_thinned_steps_are_slept_through(sampler, step_ms):
     sampler[1].thinning.every = 1
     usual = wakes(*sampler, step_s)
     pauses = np.diff(thinned) * step_s
-    assert pauses.min() >= 0.499 * module.LATER * module.MEAN_PERIOD_S
+    assert pauses.min() >= 0.499 * module.LATER_FACTOR * module.MEAN_PERIOD_S
     of_use = thinned // BLOCK_STEPS % 16 == 0
     assert of_use.mean() > 0.9
     per_cycle = of_use.sum() / (thinned[-1] / (16 * BLOCK_STEPS))
@@ -64,4 +64,4 @@ def test_all_steps_in_full_are_looked_at_as_before(sampler):
     sampler[1].thinning.every = 16
     sampler[1].always_full = True
     pauses = np.diff(wakes(*sampler, 0.02)) * 0.02
-    assert pauses.mean() == pytest.approx(module.LATER * module.MEAN_PERIOD_S, rel=0.02)
+    assert pauses.mean() == pytest.approx(module.LATER_FACTOR * module.MEAN_PERIOD_S, rel=0.02)
