@@ -1,4 +1,4 @@
-"""Differences between two jobs: those that make them incomparable, and all others."""
+"""Finds differences between two jobs: those that make them incomparable, and all others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ddpdoctor.report import words
 from ddpdoctor.report.job_view import BUILT_AT, command_line, settings_groups
 
 _SAME_BATCH = 0.01
-"""Batch sizes that differ by a smaller share count as equal: a shorter last batch changes the mean a little."""
+"""Batch sizes that differ by a smaller share count as equal, because a shorter last batch changes the mean a little."""
 _USUAL_MICRO_BATCHES = 0.1
-"""The mean number of micro-batches counts as the next whole one up to this share of it: a few steps of fewer, as where accelerate
-synchronises at the end of an epoch, hardly move the median step."""
+"""The mean number of micro-batches is rounded if it differs from an integer by at most this share. A few steps with fewer
+micro-batches, for example if accelerate synchronises at the end of an epoch, hardly change the median step."""
 _RUN_VARIABLES = re.compile(
     r"MASTER_ADDR|MASTER_PORT|TORCHELASTIC_(RUN_ID|ERROR_FILE|RESTART_COUNT|USE_AGENT_STORE)|TORCH_FR_DUMP_TEMP_FILE"
     r"|SLURM_(JOB_?ID|STEP_ID|PROCID|LOCALID|NODEID|RESTART_COUNT)"
@@ -27,7 +27,7 @@ _MOST_CHANGES = 60
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A difference between the two sides, as text; "not recorded" if a side lacks it."""
+    """A difference between the two sides, as text; "not recorded" for a side without the value."""
 
     what: str
     before: str
@@ -35,7 +35,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]:
-    """(Differences that make step times incomparable, notes on what only one side recorded)."""
+    """(Differences that make step times incomparable, notes on other limits of the comparison)."""
     differences, notes = [], []
     for what, old, new in (
         ("world size", before.job.world_size, after.job.world_size),
@@ -72,7 +72,7 @@ def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]
 
 
 def batch_size(diagnosis: Diagnosis) -> float | None:
-    """Samples per rank and usual step, gradient accumulation included; None if unknown."""
+    """Samples per rank in a usual step, including gradient accumulation; None if unknown."""
     facts = diagnosis.facts
     size = lookup(facts, "steps.batch_size") or lookup(facts, "loader.batch_size")
     micro = float(lookup(facts, "steps.micro_batches") or 1.0)
@@ -91,9 +91,9 @@ def _same(old: object, new: object) -> bool:
 
 
 def other_changes(before: Diagnosis, after: Diagnosis) -> list[Change]:
-    """Versions, settings, environment and command that differ, at most :data:`_MOST_CHANGES` of them.
+    """Differences of versions, settings, environment and command, at most :data:`_MOST_CHANGES`.
 
-    Values of one side only count if ddpdoctor recorded both sides; traces have hardly any.
+    A value that only one side has counts only if ddpdoctor recorded both sides, because traces contain few values.
     """
     old, new = _listed(before), _listed(after)
     recorded = bool(before.job.settings) and bool(after.job.settings)
@@ -110,7 +110,7 @@ def _listed(diagnosis: Diagnosis) -> Mapping[str, str]:
     listed = {"backend": job.backend or "", "command": command_line(job.command)}
     listed |= {f"version of {name}": version for name, version in job.versions.items()}
     for title, rows in settings_groups(job.settings):
-        # The line of the script is not part of the setting.
+        # The line that built an object is not a setting.
         listed |= {f"{title}: {name}": value for name, value in rows if name != BUILT_AT}
     listed |= {name: value for name, value in job.environment.items() if not _RUN_VARIABLES.fullmatch(name)}
     return {name: value for name, value in listed.items() if value}

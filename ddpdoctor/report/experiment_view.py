@@ -1,4 +1,4 @@
-"""Results of ``ddpdoctor try``: measured changes with what was expected of each."""
+"""Formats the results of ``ddpdoctor try``: expected and measured step time of each change."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ STYLES = {"faster": "green", "slower": "red", "failed": "bold red", "not applied
 TITLE = "Measured with ddpdoctor try"
 _UNDECIDED = "not decided yet"
 _LOSS_ROWS, _LOSS_VARIANTS = 8, 6
-"""Most backward passes, and most changes, in the table of losses."""
+"""Maximum numbers of backward passes and of changes in the table of losses."""
 
 
 def experiment_view(answer: TrialsReport) -> SimpleNamespace:
     """The texts of ``answer`` for terminal, HTML and Markdown.
 
-    The table has a row per variant: the change, expected and measured ms per step, and the verdict with its notes. A second one has
-    the losses of some backward passes, of the unchanged job and of each change; None if none were recorded.
+    The table has a row per variant: the change, expected and measured ms per step, and the verdict with its notes. A second table,
+    None without recorded losses, has the losses of some backward passes in the unchanged job and with each change.
     """
     baseline = answer.baseline
     rows = [
@@ -47,7 +47,7 @@ def experiment_view(answer: TrialsReport) -> SimpleNamespace:
 
 
 def _expected(variant: Variant, unchanged_ms: float | None) -> str:
-    """The expected step time in ms; "≥" before its lower end if the change may also save nothing."""
+    """The expected step time in ms; "≥" and its lower bound if the change may save nothing."""
     ends = variant.expected_range_ms
     if variant.expected_ms is None:
         return ""
@@ -57,7 +57,7 @@ def _expected(variant: Variant, unchanged_ms: float | None) -> str:
 
 
 def _losses(answer: TrialsReport) -> Table | None:
-    """Losses of the unchanged job and of each change side by side: they show whether the training differs."""
+    """Losses of the unchanged job and with each change, which show whether the training differs."""
     trains = [each for each in answer.variants if not each.bound]
     known = [(each, each.parity.losses) for each in trains if each.parity and each.parity.losses]
     known = known[:_LOSS_VARIANTS]
@@ -78,7 +78,7 @@ def _loss(value: Sequence[float | None]) -> str:
 
 
 def settings_text(variant: Variant) -> str:
-    """The settings as ``--set`` takes them: "loader.num_workers=4"."""
+    """The settings in the format of ``--set``: "loader.num_workers=4"."""
     values = {
         name: str(value).lower() if isinstance(value, bool) else value
         for name, value in variant.settings.items()
@@ -98,7 +98,7 @@ def verdict_text(variant: Variant) -> str:
 
 
 def note_text(variant: Variant) -> str:
-    """The notes on a variant: reason, how it was measured, what it is not."""
+    """The notes on a variant: reason of the verdict, method, limits, and effect on the training results."""
     notes = [variant.why]
     if variant.baseline_mean_ms is not None and variant.median_ms is not None:
         notes.append(
@@ -113,7 +113,7 @@ def note_text(variant: Variant) -> str:
 
 
 def _results_note(variant: Variant) -> str:
-    """Whether a change that is faster alters the training results; for other changes only an unexpected difference."""
+    """The comparison of the training results, for faster changes and for unexpected differences; else ""."""
     parity = variant.parity
     if parity is None or not parity.says or variant.bound:
         return ""
@@ -131,7 +131,7 @@ def milliseconds(middle: float | None, ends: Sequence[float] | None) -> str:
 
 
 def print_experiment(answer: TrialsReport, console: Console) -> None:
-    """Print the table, the notes on each change on lines below it, and the best change."""
+    """Print the table, the notes on each change, and the best change."""
     view = experiment_view(answer)
     table = plain_table()
     for number, name in enumerate(view.table.head):

@@ -1,5 +1,5 @@
-"""The HTML report: the data of its page, the page, one file that makes no network requests, and the copy of ``diagnosis.json`` in it;
-the page of figures. All decisions are made here; the templates only place the data."""
+"""Renders the HTML report, a single file without network requests that contains a copy of ``diagnosis.json``, and the page of
+figures. The templates have no logic beyond placing the data."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ from ddpdoctor.written import REPORT, WrittenFolder, write_file
 _BREAKS = re.compile(
     r"(?P<tag><[^<>]*>)|(?P<long>\w{30,})|\.(?!\w{1,5}:\d)(?=[A-Za-z_])|(?<=\w)(?=[(\[](?![)\]]))"
 )
-"""A tag, which stays as it is, a name that may be longer than a line, a dot within a name, but not the dot of ``train.py:57``,
-or the place before a bracket that holds something."""
+"""Matches a tag, which is kept unchanged; a name that may be longer than a line; a dot within a name, except in ``train.py:57``; or
+the position before a non-empty bracket."""
 
 
 @functools.cache
@@ -81,13 +81,13 @@ def page_environment() -> jinja2.Environment:
 
 
 def _shown(value: Any) -> Any:
-    """A value as the template shows it, without control characters and marks of writing direction; jinja2 escapes the markup."""
+    """``value`` without control characters, also bidirectional ones. Jinja2 escapes the markup."""
     return plain_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _breakable(markup: Markup) -> Markup:
-    """``markup`` in which lines may break after a dot and before a bracket of a name; only names of 30 letters or more also break
-    after their underscores."""
+    """``markup`` in which lines may break after a dot and before a bracket of a name. Names of 30 or more characters may also break
+    after underscores."""
     return Markup(_BREAKS.sub(_with_breaks, str(markup)))
 
 
@@ -99,7 +99,7 @@ def _with_breaks(found: re.Match[str]) -> str:
 
 @functools.cache
 def inlined(name: str) -> tuple[Markup, str]:
-    """The text of a template's file, to place inline, and its hash for the Content-Security-Policy."""
+    """(Content of a style sheet or script, to be inlined; its hash for the Content-Security-Policy)."""
     loader = page_environment().loader
     assert loader is not None
     source = loader.get_source(page_environment(), name)[0]
@@ -108,10 +108,8 @@ def inlined(name: str) -> tuple[Markup, str]:
 
 
 def render_html(diagnosis: Diagnosis, *, static: bool = False) -> str:
-    """The report as one HTML document, with its ``diagnosis.json`` inside.
-
-    ``static`` omits the interactive charts, which are most of its size.
-    """
+    """The report as one HTML document that contains its ``diagnosis.json``. ``static`` omits the interactive charts, which are most
+    of its size."""
     data = interactive_data(diagnosis)
     return render_page(
         "report.html.j2",
@@ -127,7 +125,7 @@ def render_html(diagnosis: Diagnosis, *, static: bool = False) -> str:
 def render_page(
     template: str, styles: Sequence[str], scripts: Sequence[str], bundle: PlotlyBundle | None, **content: Any
 ) -> str:
-    """A page whose Content-Security-Policy allows these inline styles and scripts and the chart library of ``bundle``, nothing else."""
+    """A page whose Content-Security-Policy allows only these inline styles and scripts and the chart library of ``bundle``."""
     if bundle is not None:
         styles, scripts = [*styles, "interactive.css"], [*scripts, "interactive.js"]
     allowed = [" ".join(inlined(name)[1] for name in names) for names in (styles, scripts)]
@@ -156,25 +154,23 @@ def render_plain(template: str, **shown: Any) -> str:
 
 
 def write_html(diagnosis: Diagnosis, path: str | os.PathLike[str], *, static: bool = False) -> None:
-    """Write the HTML report to ``path``; ``static`` as for :func:`render_html`.
-
-    Raises DdpDoctorError where it cannot, or another file is there.
-    """
+    """Write the HTML report to ``path``; ``static`` as in :func:`render_html`. Raises DdpDoctorError if it cannot be written or would
+    replace another file."""
     write_file(path, render_html(diagnosis, static=static), REPORT)
 
 
 def notebook_html(diagnosis: Diagnosis) -> str:
-    """The diagnosis as a notebook's output cell: verdict, findings, and the first fix. An HTML fragment with inline styles,
-    without scripts or links; everything from the job is escaped."""
+    """The diagnosis for a notebook's output cell: verdict, findings, and the first fix. An HTML fragment with inline styles, without
+    scripts or links; all text from the job is escaped."""
     return page_environment().get_template("notebook.html.j2").render(page=page(diagnosis))
 
 
 Point = TypeVar("Point")
 
 BUDGET_BYTES = 600_000
-"""Most bytes of the embedded copy; charts, style and text stay below the rest of the report's 1.5 MB."""
+"""Maximum size of the embedded copy of ``diagnosis.json``. The whole report is limited to 1.5 MB."""
 RANKS, POINTS, SPANS, SOURCES, FRAMES = 16, 120, 1500, 64, 60
-"""Most ranks and points of the series, spans of the timeline, sources of telemetry and frames of a flame graph in a thinned copy."""
+"""Limits of a thinned copy: ranks and points of the series, spans of the timeline, telemetry series, frames of a flame graph."""
 
 NOTE = (
     "The data inside this HTML report is thinned to keep the file small; "
@@ -190,7 +186,7 @@ def embedded_json(diagnosis: Diagnosis) -> str:
     forms: list[tuple[Callable[[Diagnosis], Diagnosis], int]]
     forms = [(lambda whole: whole, 8), (_rounded, 5), (_thinned, 0), (_bare, 0)]
     for form, bytes_per_number in forms:
-        # Skip forms that are certainly too large: encoding them takes seconds.
+        # Skip forms that are certainly too large, because encoding them takes seconds.
         if numbers * bytes_per_number > BUDGET_BYTES:
             continue
         data = to_json(form(diagnosis))
@@ -203,7 +199,7 @@ def embedded_json(diagnosis: Diagnosis) -> str:
 
 
 def _rounded(diagnosis: Diagnosis) -> Diagnosis:
-    """Series and telemetry with four significant digits; no chart shows more."""
+    """``diagnosis`` with series and telemetry rounded to four significant digits, all that charts show."""
     series = diagnosis.series
     rounded = msgspec.structs.replace(
         series,
@@ -218,7 +214,7 @@ def _rounded(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _thinned(diagnosis: Diagnosis) -> Diagnosis:
-    """The notable ranks, every n-th point and the first spans, with a note that data are missing."""
+    """``diagnosis`` with only the notable ranks, every n-th point and the first spans, and a note on the missing data."""
     chosen = set(notable_ranks(diagnosis)[:RANKS])
     source = diagnosis.timeline
     if source is not None and len(source.spans) > SPANS:
@@ -245,7 +241,7 @@ def _thinned(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _bare(diagnosis: Diagnosis) -> Diagnosis:
-    """Verdict, findings and summaries only."""
+    """``diagnosis`` with only verdict, findings and summaries."""
     return msgspec.structs.replace(
         diagnosis,
         series=Series(),
@@ -281,10 +277,8 @@ PAGE = "figures.html"
 
 
 def write_figures(diagnosis: Diagnosis, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write ``figures.html`` and a ``<name>.json`` per figure into ``folder``; returns their paths, [] if there is nothing to draw.
-
-    Raises DdpDoctorError if a file cannot be written.
-    """
+    """Write ``figures.html`` and a ``<name>.json`` per figure into ``folder``. Returns their paths; [] if there is nothing to draw.
+    Raises DdpDoctorError if a file cannot be written."""
     specs = figure_specs(diagnosis)
     if not specs:
         return []
@@ -306,7 +300,7 @@ def write_figures(diagnosis: Diagnosis, folder: str | os.PathLike[str]) -> list[
 
 
 LEAST_FOR_QUANTILES = 5
-"""Fewest steps for which a median and a 95th percentile are shown."""
+"""Minimum number of steps for a median and a 95th percentile."""
 
 
 def _main(diagnosis: Diagnosis, findings: Sequence[SimpleNamespace]) -> SimpleNamespace | None:
@@ -327,9 +321,9 @@ def _skipped(rules: Sequence[SkippedRule]) -> list[tuple[str, Sequence[SkippedRu
 
 
 def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> SimpleNamespace:
-    """Everything that the HTML report shows. ``data``: the numbers of its interactive charts, if already gathered.
+    """All content of the HTML report. ``data``: the numbers of its interactive charts, if already computed.
 
-    Lists are empty, texts "" and charts None where there is nothing to show.
+    Without content, lists are empty, texts "" and charts None.
     """
     data = data or interactive_data(diagnosis)
     notes, more_notes = first_rows(diagnosis.notes, "note")
@@ -374,7 +368,7 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> SimpleNam
 
 
 def numbers(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """The numbers under the verdict: (name, value). Unknown ones are omitted."""
+    """The numbers below the verdict: (name, value), without unknown ones."""
     steps, rows = diagnosis.steps, []
     several = steps.measured >= LEAST_FOR_QUANTILES
     if steps.median_ms is not None:
@@ -394,7 +388,7 @@ def numbers(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 
 
 def reproduce(diagnosis: Diagnosis) -> list[str]:
-    """Commands that produce this report again; those with unknown input are omitted."""
+    """Commands that reproduce this report, without those whose input is unknown."""
     lines = []
     if diagnosis.job.command:
         lines.append(f"ddpdoctor run -- {command_line(diagnosis.job.command)}")

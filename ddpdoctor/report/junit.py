@@ -1,4 +1,4 @@
-"""JUnit XML: a CI server shows every rule as failed, passed or skipped."""
+"""Renders a diagnosis as JUnit XML, so that CI servers show each rule as failed, passed or skipped."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ INVALID_CHARACTERS = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U
 
 
 def render_junit(diagnosis: Diagnosis, *, fail_on: str = "warning") -> str:
-    """One test case per rule. Findings of severity ``fail_on`` or worse are failures, others pass with output. Without a failure,
-    the case ``verdict`` is an error if the job did not complete or has no verdict."""
+    """JUnit XML with one test case per rule. Findings of severity ``fail_on`` or worse are failures, others pass with output. If
+    there is no failure but the job did not complete or has no verdict, the additional case ``verdict`` is an error."""
     suite = ElementTree.Element("testsuite", name="ddpdoctor")
     failures = 0
     for finding in diagnosis.findings:

@@ -1,4 +1,4 @@
-"""Markdown for an issue or ticket: the verdict, the costliest findings with their fixes, and the notes."""
+"""Renders a diagnosis as Markdown for an issue or ticket: verdict, costliest findings with their fixes, and notes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ddpdoctor.report.summary import cost_sentence, run_line, subtitle
 from ddpdoctor.report.tables import SHORT_ROWS, attempts_table, hang_table, trainings_table
 
 DETAILED_FINDINGS = 3
-"""Most findings shown with explanation and fix; the table has all findings."""
+"""Maximum number of findings shown with explanation and fix; the table has all findings."""
 _LINK_POINTS = re.compile(r"(?<=[@#])(?=[\w])|(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=\bGH)(?=-\d)", re.IGNORECASE)
 _SEPARATOR = "<!-- -->"
-"""Inserted to prevent mentions and links: code hosts search for them in the rendered text, where a backslash no longer has an effect."""
+"""Inserted to prevent mentions and links. Code hosts detect them in the rendered text, in which a backslash has no effect."""
 
 
 def render_markdown(diagnosis: Diagnosis) -> str:
@@ -50,7 +50,7 @@ def render_markdown(diagnosis: Diagnosis) -> str:
 
 
 def escape(text: str) -> str:
-    """``text`` on one line, with markup of Markdown and HTML, links and mentions escaped; text in backticks stays code."""
+    """``text`` on one line, with Markdown, HTML, links and mentions escaped. Text in backticks stays code."""
     pieces = []
     for piece, is_code in words.split_code(plain(" ".join(text.split()))):
         escaped = piece.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -60,7 +60,7 @@ def escape(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """``text`` as inline code; it may contain backticks and bars."""
+    """``text`` as inline code. It may contain backticks and vertical bars."""
     line = plain(" ".join(text.split()))
     ticks = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     pad = " " if "`" in line else ""
@@ -105,13 +105,13 @@ def _table(findings: list[Finding], all_ranks: str) -> str:
 
 
 def fenced(text: str, language: str = "") -> str:
-    """A block of code; ``text`` may contain backticks."""
+    """``text`` as a fenced code block. It may contain backticks."""
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 def finding_markdown(finding: Finding) -> str:
-    """One finding: its explanation, its line, and the first fix."""
+    """One finding as Markdown: explanation, source lines and first fix."""
     blocks = [f"### {escape(finding.title)}"]
     blocks += [escape(block) for block in finding.explanation.split("\n\n") if block.strip()]
     if finding.where:

@@ -1,4 +1,4 @@
-"""Reads a diagnosis from ``diagnosis.json`` or an HTML report, and checks its ranges, lengths and nesting, beyond its types."""
+"""Reads a diagnosis from ``diagnosis.json`` or an HTML report. Checks types, ranges, lengths and nesting."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SCRIPT_ID = "ddpdoctor-diagnosis"
 GENERATOR = "ddpdoctor"
 _REPORT = re.compile(rb'<meta\s[^<>]{0,200}?\bname="generator"\s{1,9}content="%b \S' % GENERATOR.encode())
 """Matches the head of a report. Other pages of ddpdoctor contain no diagnosis and have no version there."""
-# Regular expressions suffice, as "<" is escaped in all texts of a report. An HTML parser could take time quadratic in the size of a
-# hostile page.
+# Regular expressions suffice, because "<" is escaped in all texts of a report. An HTML parser could take quadratic time for a
+# malicious page.
 _BEGIN = re.compile(rb'<script\s[^<>]{0,200}?\bid="%b"[^<>]{0,200}>' % SCRIPT_ID.encode())
 _END = b"</script"
 _DIAGNOSIS = DIAGNOSIS_SCHEMA.rpartition("/")[0].encode()
 _HEAD_BYTES = 4096
 MOST_BYTES = 256 << 20
-"""Most bytes of a file that is read. The report of a job with thousands of ranks has about 10 MiB."""
+"""Maximum size of a file. The report of a job with thousands of ranks has about 10 MiB."""
 
 
 class _Head(msgspec.Struct):
@@ -42,7 +42,7 @@ def holds_diagnosis(path: Path) -> bool:
 
 
 def is_foreign_page(path: Path) -> bool:
-    """Whether ``path`` is a web page that another program wrote: its first 4 KiB do not name ddpdoctor as generator."""
+    """Whether ``path`` is a web page of another program: its first 4 KiB do not name ddpdoctor as generator."""
     head = _head_of(path)
     return (
         len(head) == _HEAD_BYTES
@@ -125,31 +125,31 @@ def _wrong_schema(schema: str, name: str) -> str:
 
 
 MOST_RANKS = 10_000_000
-"""Upper limit of rank numbers and of the world size."""
+"""Maximum rank number and world size."""
 MOST_TEXT_LENGTH, MOST_TOTAL_LENGTH = 1 << 18, 1 << 25
-"""Most characters of one text (twice the longest argument that Linux allows), and of all texts (three times a whole report of
+"""Maximum number of characters of a text (twice the longest argument that Linux allows), and of all texts (three times a report of
 thousands of ranks)."""
 MOST_ENTRIES = 10_000
-"""Most entries of a mapping, and of a list in ``_BOUNDED_LISTS``."""
+"""Maximum number of entries of a mapping, and of a list in ``_BOUNDED_LISTS``."""
 MOST_PARTS = 100
-"""Most parts of a breakdown; ddpdoctor writes nine."""
+"""Maximum number of parts of a breakdown; ddpdoctor writes nine."""
 _BOUNDED_LISTS = {
     *("findings", "where", "callers", "through", "changed_at", "lines", "evidence", "fixes", "docs", "stack"),
     *("notes", "checked", "skipped", "waterfall", "bandwidth", "flames"),
 }
-"""Lists that do not grow with the job's ranks or steps."""
+"""Lists whose length does not depend on the number of ranks or steps."""
 _MOST_NUMBER = 1e18
-"""Upper limit of all numbers except timestamps, in any unit."""
+"""Maximum absolute value of all numbers except timestamps, in any unit."""
 _LEAST_NUMBER = 1e-100
-"""Absolute values below it become 0: no measured value is as small, and dividing by it could overflow."""
+"""Smaller absolute values become 0. No measured value is that small, and dividing by it could overflow."""
 _LATEST_NS = 1 << 62
-"""Upper limit of timestamps, epoch ns: in the year 2116."""
+"""Maximum timestamp, epoch ns: the year 2116."""
 _MOST_NESTED = 40
 _TIMESTAMPS = ("started_ns", "created_ns")
 
 
 def validated(diagnosis: Diagnosis) -> Diagnosis:
-    """``diagnosis`` with absolute values below 1e-100 as 0. Raises ValueError, naming the field, for values that no analysis gives."""
+    """``diagnosis`` with absolute values below 1e-100 as 0. Raises ValueError, naming the field, for values that cannot be valid."""
     values = _Values()
     values.check(diagnosis, "", 0)
     problem = next(_problems(diagnosis), None)
@@ -212,7 +212,7 @@ class _Values:
         self._total_length = 0
 
     def check(self, value: Any, place: str, depth: int) -> None:
-        """Raise ValueError if ``value``, which is the field ``place``, is invalid."""
+        """Raise ValueError if ``value``, the value of the field ``place``, is invalid."""
         if isinstance(value, bool) or value is None:
             return
         if isinstance(value, int | float):
@@ -239,7 +239,7 @@ class _Values:
     def _check_list(self, value: Sequence[Any], place: str, depth: int) -> None:
         if len(value) > MOST_ENTRIES and place in _BOUNDED_LISTS:
             raise ValueError(f"{place}: a list of more than {MOST_ENTRIES:,} entries")
-        # Checked together for speed: series have a number for each rank and point.
+        # All numbers are checked together for speed, because series have one per rank and point.
         numbers = [item for item in value if type(item) in (float, int)]
         if numbers:
             self._check_numbers(numbers, place)

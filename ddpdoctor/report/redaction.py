@@ -1,7 +1,7 @@
-"""``--redact``: pseudonyms for hosts, users, paths and arguments, so that a diagnosis can be shared.
+"""Implements ``--redact``: replaces hosts, users, paths and arguments by pseudonyms, so that a diagnosis can be shared.
 
-The same name gets the same pseudonym everywhere. In fields with a known meaning (environment, command, sources, hosts) only values
-known to be harmless are kept; in sentences, known names and everything that looks like a name are replaced.
+A name gets the same pseudonym everywhere. In fields with a known meaning (environment, command, sources, hosts) only values known to
+be harmless are kept. In sentences, known names and everything that looks like a name are replaced.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from ddpdoctor.report.redact_names import (
 def redact(diagnosis: Diagnosis) -> Diagnosis:
     """``diagnosis`` without names of hosts and users, addresses, paths outside the project and command arguments.
 
-    Paths inside the project and inside libraries become relative, all others a pseudonym. Numbers, rules, kernel names, and names
-    of the user's files and functions inside the project stay. Raises DdpDoctorError if there are too many names.
+    Paths inside the project and inside libraries become relative; all others become pseudonyms. Numbers, rules, kernel names, and
+    names of the user's files and functions inside the project are kept. Raises DdpDoctorError if there are too many names.
     """
     without_series = _without_trial_messages(_without_series(without_source_text(diagnosis)))
     document = msgspec.to_builtins(without_series, enc_hook=plain_value)
@@ -65,7 +65,7 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
     document["job"] |= {"command": command, "environment": environment}
     _replace_names(document, root, pseudonyms)
     cleaned = _walk(document, redact_text)
-    # Links to public documentation stay.
+    # Links to public documentation are kept.
     for finding, before in zip(cleaned["findings"], diagnosis.findings, strict=True):
         if before.read_more and is_public(before.read_more):
             finding["read_more"] = before.read_more
@@ -95,7 +95,7 @@ def _without_trial_messages(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _replace_names(document: dict[str, Any], root: str | None, pseudonyms: Pseudonyms) -> None:
-    """Put pseudonyms into all fields of a diagnosis, as JSON values, whose whole value is a host or a path."""
+    """Replace, in ``document``, all fields whose value is a host or a path."""
 
     def host(name: str) -> str:
         is_address = re.fullmatch(r"[\d.]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:]*", name)
@@ -132,7 +132,7 @@ def _is_absolute(path: str) -> bool:
 
 
 def _without_series(diagnosis: Diagnosis) -> Diagnosis:
-    """``diagnosis`` without its series, which have no names; walking them would take seconds."""
+    """``diagnosis`` without its series, which contain no names and would take seconds to traverse."""
     telemetry = [msgspec.structs.replace(one, t_s=[], values=[]) for one in diagnosis.telemetry]
     return msgspec.structs.replace(diagnosis, series=Series(), telemetry=telemetry)
 
@@ -146,7 +146,7 @@ def _with_series(cleaned: Diagnosis, diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _walk(value: Any, redact_text: Callable[[str], object]) -> Any:
-    """``value``, made of JSON values, with ``redact_text`` applied to all of its keys and texts."""
+    """The JSON ``value`` with ``redact_text`` applied to all its keys and strings."""
     if isinstance(value, str):
         return redact_text(value)
     if isinstance(value, Mapping):
@@ -160,10 +160,8 @@ def _walk(value: Any, redact_text: Callable[[str], object]) -> Any:
 
 
 def _sources(sources: Iterable[str], root: str | None, pseudonyms: Pseudonyms) -> Callable[[str], str]:
-    """A function that replaces the analysed paths, and paths below them, in a text.
-
-    Of a pattern, the folder before its first wildcard is replaced.
-    """
+    """A function that replaces the analysed paths, and paths below them, in a text. For a glob pattern, the folder before its first
+    wildcard is replaced."""
     relative: dict[str, str] = {}
     absolute: dict[str, str] = {}
     for source in sources:
@@ -177,7 +175,7 @@ def _sources(sources: Iterable[str], root: str | None, pseudonyms: Pseudonyms) -
             relative[path] = pseudonyms("path", path)
     whole = re.compile(rf"(?<![\w./\-]){any_of(absolute)}(?![\w\-])") if absolute else None
     names = any_of(relative) if relative else ""
-    # A name without a folder may be any word, so it is replaced only before a separator.
+    # A name without a folder may be an ordinary word, so it is replaced only before a separator.
     inside = re.compile(rf"(?<![\w./\-])(?:\./)?({names})(?=/)") if names else None
     alone = re.compile(rf"(?<![\w./\-])(?:\./)?({names})(?![\w\-])") if names else None
 

@@ -1,4 +1,4 @@
-"""A comparison of two runs, and the history of many, on the terminal and as one HTML file."""
+"""Shows a comparison of two runs, and the history of many, on the terminal and as one HTML file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddpdoctor.report.job_view import Table
 _STYLES = {"faster": "bold green", "slower": "bold red"}
 _STATUS_STYLES = {"resolved": "green", "new": "red", "changed": "yellow"}
 _CHANGES, _ROWS = 12, 500
-"""Most changed settings, and most rows of any other table, on the terminal; also most rows on the page. The JSON has all."""
+"""Maximum number of rows on the terminal: of the table of changed settings, and of all other tables. The JSON has all."""
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -29,7 +29,7 @@ def render_comparison(comparison: Comparison) -> str:
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the verdict and the tables. Lines fit 80 columns where possible, but no id and no path is broken."""
+    """Print the verdict and the tables. Lines fit 80 columns if possible, but ids and paths are not broken."""
     print_line(console, comparison.verdict, _STYLES.get(comparison.judgement, "bold"))
     for side, name in ((comparison.before, "before"), (comparison.after, "after")):
         line = f"{name}: {', '.join(side.source)}: {side.headline}"
@@ -42,7 +42,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def grids(comparison: Comparison) -> list[Table]:
-    """The tables of a comparison, as text; empty ones are omitted."""
+    """The tables of a comparison, without empty ones."""
     found = [
         Table("Steps", ["", "before", "after", "change"], _step_rows(comparison.before, comparison.after)),
         Table("The whole run", ["", "before", "after", "change"], _run_rows(comparison)),
@@ -145,7 +145,7 @@ def _number(value: float | None) -> str:
 
 
 def table_of(grid: Table) -> rich.table.Table:
-    """A grid as rich draws it."""
+    """``grid`` as a table of rich."""
     table = rich.table.Table(
         title=grid.title,
         title_justify="left",
@@ -167,9 +167,9 @@ def table_of(grid: Table) -> rich.table.Table:
 
 
 _COMMIT = 10
-"""Characters of a commit that are shown."""
+"""Number of characters shown of a commit hash."""
 _LEAST_DRAWN = 3
-"""Fewest runs of a chart: two are compared faster in the table."""
+"""Minimum number of runs for a chart; two are easier to compare in the table."""
 _CHART_HEIGHT = 140
 """Pixels."""
 
@@ -181,7 +181,7 @@ def render_history(history: History) -> str:
 
 
 def print_history(history: History, console: Console) -> None:
-    """Print each job with its changes and runs, the newest run last."""
+    """Print each job with its changes and its runs, newest run last."""
     for number, job in enumerate(history.jobs):
         if number:
             console.print()
@@ -194,7 +194,7 @@ def print_history(history: History, console: Console) -> None:
 
 
 def chart_of(job: JobHistory) -> LineChart | None:
-    """The median step time of each run, with a mark where it changed; None with fewer than ``_LEAST_DRAWN`` runs that have one."""
+    """A chart of the median step time by run with its changes; None if fewer than ``_LEAST_DRAWN`` runs have a step time."""
     if sum(run.median_ms is not None for run in job.runs) < _LEAST_DRAWN:
         return None
     axes = ChartAxes(
@@ -221,7 +221,7 @@ def chart_of(job: JobHistory) -> LineChart | None:
 
 
 def grid_of(job: JobHistory) -> Table:
-    """The runs as a table of text; the first run after a change is marked."""
+    """A table of the runs. The first run after a change is marked."""
     changed = {change.first: change for change in job.changes}
     is_accounted = any(run.wall_s is not None for run in job.runs)
     is_restarted = any(run.restarts for run in job.runs)

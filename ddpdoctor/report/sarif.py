@@ -1,4 +1,4 @@
-"""SARIF 2.1.0, so that code hosts show each finding at its line.
+"""Converts a diagnosis to SARIF 2.1.0, so that code hosts show each finding at its line.
 
 Format: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
 """
@@ -19,19 +19,19 @@ from ddpdoctor.rundir.packages import LIBRARY
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS = {"critical": "error", "warning": "warning", "info": "note"}
 ROOT = "PROJECT"
-"""Name of the base URI of source lines; code hosts resolve it to the repository."""
+"""Id of the base URI of source files, which code hosts resolve to the repository."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """How paths map to the repository: absolute paths are below ``root``, relative ones get the prefix ``before``."""
+    """Mapping of paths to the repository: absolute paths are below ``root``, relative ones get the prefix ``before``."""
 
     root: str | None
     before: str
 
 
 def to_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
-    """One run with one result per finding; findings without a source line have no location."""
+    """A SARIF log with one run and one result per finding. Findings without a source line have no location."""
     place = _place(diagnosis)
     rules = list({f.rule: f for f in diagnosis.findings}.values())
     driver: dict[str, Any] = {
@@ -56,7 +56,7 @@ def to_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _place(diagnosis: Diagnosis) -> _Place:
-    """The repository if it is known, else the folder of all of the user's source lines."""
+    """The repository's root if it is known, else the common folder of the user's source files."""
     root, inside = project_root(diagnosis), diagnosis.job.folder_in_repository or ""
     if root is None:
         # Paths in a redacted diagnosis are relative to the project's folder.
@@ -67,7 +67,7 @@ def _place(diagnosis: Diagnosis) -> _Place:
 
 
 def _rule(finding: Finding) -> dict[str, Any]:
-    """The description of a rule. It has no numbers of this run, because code hosts show it with all findings of the rule."""
+    """The description of a rule, without numbers of this run, because code hosts show it with all findings of the rule."""
     rule: dict[str, Any] = {
         "id": finding.rule,
         "name": "".join(word.capitalize() for word in re.split(r"[^A-Za-z0-9]+", finding.rule)),

@@ -1,4 +1,4 @@
-"""The lines at the top of every report: cost of the main finding, what ran, how many steps were measured."""
+"""Lines at the top of every report: cost of the main finding, what ran, number of measured steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main_finding(diagnosis: Diagnosis) -> Finding | None:
 
 
 def explained_findings(diagnosis: Diagnosis) -> list[Finding]:
-    """The main finding, and the next one that warns if it costs nearly as much."""
+    """The main finding, and the next finding above "info" if it costs nearly as much."""
     main = main_finding(diagnosis)
     if main is None:
         return []
@@ -48,7 +48,7 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
         return ""
     if finding is None:
         if " truncated " in diagnosis.verdict.headline:
-            return ""  # what is left of a file is no whole step
+            return ""  # the steps are incomplete
         if words.lookup(diagnosis.facts, "steps.marked") is False:
             return f"The recording takes {words.milliseconds(median_ms)}{_largest_part(diagnosis)}."
         median = "" if diagnosis.steps.measured == 1 else " (median)"
@@ -89,15 +89,15 @@ def _cost_clause(finding: Finding, diagnosis: Diagnosis) -> str:
     if share is None:
         return text
     text += f", {_share_of_step(finding, diagnosis)}"
-    # A trace of a few steps says nothing about an hour.
+    # A trace of a few steps cannot be extrapolated to an hour.
     if is_trace or not 1 / 60 <= share < 1:
         return text
     return f"{text} ({min(round(60 * share), 59)} min per training hour)"
 
 
 def _share_of_step(finding: Finding, diagnosis: Diagnosis) -> str:
-    """ "26 % of the step time"; where the share refers to other steps than the mean of the measured ones, these are named: the steps
-    of the profiler window, or the mean step with a cost that only excluded steps have. ``finding`` has a share."""
+    """ "26 % of the step time". If the share does not refer to the mean measured step, the text names what it refers to: the steps of
+    the profiler window, or the mean step including excluded steps that have the cost. ``finding`` must have a share."""
     cost_ms, share, mean_ms = finding.costs_ms_per_step, finding.share or 0.0, diagnosis.steps.mean_ms
     if words.mean_step(diagnosis) == "recording":
         return f"{words.percent(share)} of its time"
@@ -111,11 +111,11 @@ def _share_of_step(finding: Finding, diagnosis: Diagnosis) -> str:
 
 
 _OTHER_STEPS = 0.02
-"""Relative difference from which on the steps that a share refers to are distinguished from the measured steps."""
+"""Relative difference of the step times from which on a share is said to refer to other steps than the measured ones."""
 
 
 def _total_sentence(finding: Finding) -> str:
-    """The cost of what is lost outside of ordinary steps."""
+    """A sentence on the cost of time lost outside of ordinary steps."""
     share = finding.share_of_run
     of_run = "" if share is None else f", {words.percent(share)} of its time"
     once = ", once" if finding.happens_once else ""
@@ -123,7 +123,7 @@ def _total_sentence(finding: Finding) -> str:
 
 
 def _saving_sentence(limit: str, finding: Finding, gain: str, diagnosis: Diagnosis) -> str:
-    """The cost where only an upper bound or an estimate of the saving is known."""
+    """A sentence on the cost if only an upper bound or an estimate of the saving is known."""
     cost_ms, share = finding.costs_ms_per_step, finding.share
     if cost_ms is None:
         return ""
@@ -143,7 +143,7 @@ def _largest_part(diagnosis: Diagnosis) -> str:
 
 
 def subtitle(diagnosis: Diagnosis) -> str:
-    """What ran, in one line: ranks, hosts, device, backend."""
+    """One line on what ran: ranks, hosts, device, backend, torch."""
     job = diagnosis.job
     world = job.world_size or len(job.ranks_seen) or len(diagnosis.ranks)
     pieces = [words.count(world, "rank")] if world else []
@@ -168,8 +168,8 @@ def subtitle(diagnosis: Diagnosis) -> str:
 
 
 def steps_measured(steps: Steps) -> str:
-    """How many of the recorded steps are measured, and why the others are excluded: "47 of 60 steps measured (excluded: 10
-    disturbed by the profiler, 3 warm-up)". The reasons add up."""
+    """Number of measured steps, and of excluded steps by reason: "47 of 60 steps measured (excluded: 10 at the profiler's start or
+    stop, 3 warm-up)"."""
     reasons = sorted(steps.set_aside.items(), key=lambda entry: -entry[1])
     excluded = ", ".join(
         f"{count:,} {words.EXCLUDED.get(reason, reason)}" for reason, count in reasons if count
@@ -179,7 +179,7 @@ def steps_measured(steps: Steps) -> str:
 
 
 def collectives_line(diagnosis: Diagnosis) -> str:
-    """Which collectives a step has: "404 allreduce (25 MB), 2 broadcast per step"; "" where none is known."""
+    """Collectives of a step: "collectives per step: 4 allreduce (25 MiB), 2 broadcast"; "" if none are known."""
     counts = words.numbers_fact(diagnosis, "communication.operations_per_step")
     sizes = words.numbers_fact(diagnosis, "communication.operation_bytes_per_step")
     shown = [
@@ -195,21 +195,21 @@ def collectives_line(diagnosis: Diagnosis) -> str:
 _POINT_TO_POINT = {"sendrecv": "send/recv"}
 _MOST_OPERATIONS = 4
 _MANY = 100
-"""Reductions per step that no buckets of DDP explain: a hundred of its default 25 MiB are 2.5 GiB of gradients."""
+"""Number of reductions per step that DDP's buckets do not explain: a hundred of the default 25 MiB are 2.5 GiB of gradients."""
 _UNBUCKETED = " (each adds latency: reduce gradients in buckets, as DDP does)"
 _RUN_LABELS = words.RUN_LABELS | {
     "start": "start (imports, rendezvous)",
     "preparation": "preparation (model, data)",
 }
 _LEAST_PART = 0.01
-"""Share of the wall time from which a part is named; the rest is "other"."""
+"""Minimum share of the wall time for a part of its own; smaller parts are combined as "other"."""
 _LEAST_OTHER = 0.005
-"""The same of the rest: less than that is lost in rounding."""
+"""Minimum share of the wall time for "other"; less is within rounding."""
 
 
 def run_line(diagnosis: Diagnosis) -> str:
-    """Where the wall time of the run went: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %
-    (steps at usual length / wall time)". Empty where the launcher's start and end are not known."""
+    """One line on the wall time of the run: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %
+    (steps at usual length / wall time)". Empty if the launcher's start and end are unknown."""
     parts_s = words.run_parts(diagnosis, _LEAST_PART, _LEAST_OTHER)
     if not parts_s:
         return ""
@@ -238,10 +238,10 @@ _LAUNCHERS = (
 
 
 def ranks_of_command(command: Sequence[str], *, any_words: bool = False) -> int | None:
-    """Number of ranks that a command starts on this host, by its launchers' options before the script or module; None if unknown.
-    ``any_words``: otherwise by such an option anywhere, as of a shell script, though it may mean something else.
+    """Number of ranks that a command starts on this host, from the launchers' options before the script or module; None if unknown.
 
-    ``-n`` counts only after a launcher of MPI or Slurm: ``nice -n 10`` and ``conda run -n env`` mean something else.
+    ``any_words``: if there are no such options, use one from anywhere in the command, such as from a shell script's arguments,
+    although it may mean something else. ``-n`` counts only after a launcher of MPI or Slurm, not in ``nice -n 10``.
     """
 
     def number(arguments: Sequence[str], *names: str) -> int:
@@ -265,13 +265,13 @@ def ranks_of_command(command: Sequence[str], *, any_words: bool = False) -> int 
 
 
 def _is_one_of(word: str, launchers: Sequence[str]) -> bool:
-    """Whether a word of a command is a launcher: a program, a module, or the file of a module."""
+    """Whether ``word`` names one of ``launchers``: as a program, a module, or a module's file."""
     file = word.replace("/", ".")
     return basename(word) in launchers or any(file.endswith(f".{each}.py") for each in launchers)
 
 
 def _end_of_launchers(command: Sequence[str]) -> int:
-    """Place of the script, or of ``-m`` before a module, that the launchers of a command start; its length without one."""
+    """Index of the script, or of ``-m`` and a module, that the launchers of a command start; its length if there is none."""
     for at, (word, following) in enumerate(pairwise((*command, ""))):
         is_module = word in ("-m", "--module") and not following.startswith("-")
         started = following if is_module else word if word.endswith(".py") else None

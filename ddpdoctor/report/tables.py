@@ -1,4 +1,4 @@
-"""Tables of ranks: their steps, their memory, where each is in a hung job; and of attempts and trainings."""
+"""Tables of ranks (step times, memory, state in a hung job), of attempts and of trainings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddpdoctor.report.job_view import Table
 from ddpdoctor.report.summary import main_finding
 
 ROWS = 32
-"""Most ranks in the tables of ranks and of their memory; all are in the report's data."""
+"""Maximum number of ranks in the tables of step times and memory; the report's data has all."""
 _AMOUNTS = {
     "process": "process_bytes",
     "child processes": "workers_bytes",
@@ -23,7 +23,7 @@ _AMOUNTS = {
     "reserved on the device": "reserved_peak_bytes",
     "device total": "device_total_bytes",
 }
-"""The table's columns: head, and field of :class:`RankMemory`."""
+"""Columns of the memory table: head, and field of :class:`RankMemory`."""
 _GROWTH_RULES = ("memory/growing", "memory/workers-growing", "memory/device-growing")
 """Rules about growing memory, whose findings have no cost in time."""
 _PHASES = ("forward", "backward", "optimizer", "evaluation")
@@ -52,7 +52,7 @@ def rank_table(diagnosis: Diagnosis) -> Table | None:
 
 
 def memory_line(diagnosis: Diagnosis) -> str:
-    """Largest amounts over the ranks and the memory never used, in one line; "" if nothing is known."""
+    """One line with the maximum memory over the ranks and the memory never used; "" if nothing is known."""
     known = [rank.memory for rank in diagnosis.ranks if rank.memory is not None]
     process, workers = _largest(m.process_bytes for m in known), _largest(m.workers_bytes for m in known)
     tensors = _largest(m.allocated_peak_bytes for m in known)
@@ -75,8 +75,8 @@ def memory_line(diagnosis: Diagnosis) -> str:
 
 
 def growing_memory(diagnosis: Diagnosis) -> list[Finding]:
-    """Findings about growing memory, whose titles are printed separately because the table has no cost for them. Without the main
-    finding, and without those that the headline states."""
+    """Findings about growing memory, except the main finding and those in the headline. They have no cost in the table, so their
+    titles are printed separately."""
     main = main_finding(diagnosis)
     return [
         finding
@@ -88,7 +88,7 @@ def growing_memory(diagnosis: Diagnosis) -> list[Finding]:
 
 
 def memory_table(diagnosis: Diagnosis) -> Table | None:
-    """One row per rank, at most :data:`ROWS`; columns without any value are omitted. None if nothing is known."""
+    """One row per rank, at most :data:`ROWS`, without empty columns. None if nothing is known."""
     known = [(rank.rank, rank.memory) for rank in diagnosis.ranks if rank.memory is not None]
     columns = {head: [getattr(memory, name) for _, memory in known] for head, name in _AMOUNTS.items()}
     for phase in _PHASES:
@@ -118,13 +118,13 @@ def _largest(values: Iterable[float | None]) -> float | None:
 
 
 _MOST = 32
-"""Most rows: the first and the last ones."""
+"""Maximum number of rows: the first and the last ones."""
 
 _Facts = TypeVar("_Facts", AttemptFacts, TrainingFacts)
 
 
 def attempts_table(diagnosis: Diagnosis) -> Table | None:
-    """One row per attempt, the measured one marked; None for a single attempt, or where the facts hold something else."""
+    """One row per attempt, with a mark on the measured one; None for a single attempt or invalid facts."""
     shown, title = _shown(diagnosis, "attempts", AttemptFacts)
     if not shown:
         return None
@@ -148,7 +148,7 @@ def attempts_table(diagnosis: Diagnosis) -> Table | None:
 
 
 def trainings_table(diagnosis: Diagnosis) -> Table | None:
-    """One row per training, the measured one marked; None for a single training, or where the facts hold something else."""
+    """One row per training, with a mark on the measured one; None for a single training or invalid facts."""
     shown, title = _shown(diagnosis, "trainings", TrainingFacts)
     if not shown:
         return None
@@ -179,7 +179,7 @@ def _first_finding(diagnosis: Diagnosis, each: AttemptFacts | TrainingFacts) -> 
 
 
 def _shown(diagnosis: Diagnosis, name: str, kind: type[_Facts]) -> tuple[list[_Facts], str]:
-    """(The rows of the facts ``run.<name>``, the first and the last ones if there are many, [] if there is only one; the title.)"""
+    """(Entries of the fact ``run.<name>``, title). Of many entries the first and the last; [] for a single one."""
     run: Any = diagnosis.facts.get("run")
     try:
         every: list[_Facts] = msgspec.convert(run[name], list[kind])  # type: ignore[valid-type]
@@ -193,11 +193,11 @@ def _shown(diagnosis: Diagnosis, name: str, kind: type[_Facts]) -> tuple[list[_F
 
 
 HUNG_ROWS = 64
-"""Most ranks in the table of a hung job; all are in the report's data."""
+"""Maximum number of ranks in the table of a hung job; the report's data has all."""
 FRAMES = 500
-"""Most lines of a stack."""
+"""Maximum number of frames shown of a stack."""
 SHORT_ROWS = 12
-"""Most ranks in the short table."""
+"""Maximum number of ranks in the short table."""
 
 
 class Stack(msgspec.Struct, frozen=True):
@@ -208,7 +208,7 @@ class Stack(msgspec.Struct, frozen=True):
 
 
 def hang_table(diagnosis: Diagnosis, most: int = HUNG_ROWS) -> Table | None:
-    """One row per rank, ranks at fault first; None if the job did not hang. Columns without any value are omitted."""
+    """One row per rank, ranks at fault first, without empty columns. None if the job did not hang."""
     if not diagnosis.standing:
         return None
     shown = _first(diagnosis.standing, most)

@@ -1,4 +1,4 @@
-"""The diagnosis on the terminal."""
+"""Prints the diagnosis on the terminal."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ from ddpdoctor.report.tables import (
 )
 
 FINDINGS, NOTES = 8, 3
-"""Most findings and notes shown without ``verbose``; with it, as many as in a report."""
+"""Maximum number of findings and notes shown without ``verbose``. With it, the limits of the reports apply."""
 WIDE = 100
-"""Terminal width from which the table of findings has a column for the costs' 90 % intervals."""
+"""Minimum terminal width for a column with the costs' 90 % intervals."""
 SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 PART_MARKS = {
     Part.DATA_WAIT: ("d", "yellow"),
@@ -69,28 +69,28 @@ PART_MARKS = {
     Part.CHECKPOINT: ("k", "cyan"),
     Part.OTHER: ("o", "bright_black"),
 }
-"""(Letter, colour) of each part in the bar; without colours it consists of the letters, which its legend explains."""
+"""(Letter, colour) of each part in the bar. The letters are used on consoles without colours."""
 _FEWEST_FOR_P95 = 20
-"""Steps; of fewer, the 95th percentile is the longest step."""
+"""Minimum number of steps for a 95th percentile. With fewer steps it is the longest step."""
 _IN_SECONDS_MS = 10_000
-"""Costs from which on the table gives them in seconds."""
+"""Costs of at least this are shown in seconds."""
 _GAP = "   "
-"""Space between two entries of the legend."""
+"""Separator between two entries of the legend."""
 _MOST_RANKS_WIDTH = 16
-"""Most characters of the column "who", which may wrap."""
+"""Maximum width of the column "who", which may wrap."""
 
 
 def print_terminal(
     diagnosis: Diagnosis, console: Console, *, quiet: bool = False, verbose: bool = False
 ) -> None:
-    """Print the diagnosis: ``quiet`` the verdict alone, ``verbose`` every finding with its evidence.
+    """Print the diagnosis.
 
-    Lines fit 80 columns where possible, but no word is broken, so that ids, paths and ``file:line`` can be copied and searched
-    for. ``console`` decides about colours (NO_COLOR, pipes).
+    ``quiet``: only the verdict. ``verbose``: every finding with its evidence. Lines fit 80 columns if possible, but no word is
+    broken. ``console`` determines whether colours are used (NO_COLOR, pipes).
     """
     headline_style = "bold green" if diagnosis.healthy else "bold red"
     if quiet:
-        # On one line at any width, because scripts read it.
+        # Not wrapped, because scripts read it.
         console.print(Text(plain(diagnosis.verdict.headline), style=headline_style), soft_wrap=True)
         return
     print_line(console, diagnosis.verdict.headline, headline_style)
@@ -123,7 +123,7 @@ def print_terminal(
 
 
 def _opening(main: Finding | None, diagnosis: Diagnosis, console: Console) -> None:
-    """Who causes the main finding, where, and its first fix, so that the first screen has them. Nothing without a finding."""
+    """Print the ranks, the source line and the first fix of the main finding. Prints nothing without a finding."""
     if main is None:
         return
     found = place(main.where[0]) if main.where else None
@@ -134,7 +134,7 @@ def _opening(main: Finding | None, diagnosis: Diagnosis, console: Console) -> No
 
 
 def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
-    """The ``most`` costliest findings as a table, and how many more there are."""
+    """Print a table of the ``most`` costliest findings, and the number of the others."""
     console.print()
     shown = diagnosis.findings[:most]
     unit = "ms" if words.mean_step(diagnosis) == "recording" else "ms/step"
@@ -161,7 +161,7 @@ def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
 
 
 def _hta(results: Mapping[str, Any]) -> str:
-    """Which results of HolisticTraceAnalysis there are, and where; its tables are too wide for a terminal."""
+    """A sentence that lists the available results of HolisticTraceAnalysis. Its tables are too wide for a terminal."""
     names = [
         name.replace("_", " ") for name, rows in results.items() if name not in ("library", "notes") and rows
     ]
@@ -182,7 +182,7 @@ def _steps(diagnosis: Diagnosis) -> str:
     if steps.median_ms is not None and steps.measured == 1:
         pieces.append(f"one step of {words.milliseconds(steps.median_ms)}")
     elif steps.median_ms is not None:
-        # Costs are shares of the mean.
+        # The mean is shown too, because costs are shares of it.
         mean, median, p95 = words.in_one_unit(steps.mean_ms, steps.median_ms, p95_ms)
         differs = steps.mean_ms is not None and mean != median
         pieces.append(f"step {f'{mean} mean, ' if differs else ''}{median} median")
@@ -196,7 +196,7 @@ def _steps(diagnosis: Diagnosis) -> str:
 
 
 def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
-    """One stacked bar of the critical path, with a legend."""
+    """Print a stacked bar of the critical path with a legend."""
     width = min(console.width, 80) - 1
     shares = [(name, share) for name in PARTS if (share := diagnosis.breakdown.get(name, 0.0)) > 0]
     coloured = console.color_system is not None
@@ -222,7 +222,7 @@ def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
 
 
 def _fill_lines(entries: Iterable[Text], width: int) -> list[Text]:
-    """The entries of the legend on lines of at most ``width`` columns; no entry is broken."""
+    """Join entries of the legend into lines of at most ``width`` columns without breaking an entry."""
     lines: list[Text] = []
     for entry in entries:
         if lines and lines[-1].cell_len + len(_GAP) + entry.cell_len <= width:
@@ -233,8 +233,8 @@ def _fill_lines(entries: Iterable[Text], width: int) -> list[Text]:
 
 
 def _table(findings: list[Finding], width: int, all_ranks: str, unit: str) -> Table:
-    """One row per finding, without columns that are empty in all rows. If the column "where" does not fit, its text goes below the
-    rule's id."""
+    """A table with one row per finding, without empty columns. If the table is too wide, the text of the column "where" is moved
+    below the rule's id."""
     head = ["finding", "who", unit, *(["90 % interval"] if width >= WIDE else []), "speedup", "where"]
     rows = [_row(finding, all_ranks, wide=width >= WIDE) for finding in findings]
     head, *rows = filled_columns([head, *rows])
@@ -267,7 +267,7 @@ def _row(finding: Finding, all_ranks: str, *, wide: bool) -> list[str]:
 
 
 def _cost(finding: Finding, limit: str) -> str:
-    """ms per step, or of what does not recur "8.0 s/run"."""
+    """The cost in ms per step, or in seconds per run ("8.0 s/run") if there is no cost per step."""
     cost_ms = finding.costs_ms_per_step
     if cost_ms is None and finding.costs_s is not None:
         return f"{words.seconds(finding.costs_s)}/run"
@@ -277,7 +277,7 @@ def _cost(finding: Finding, limit: str) -> str:
 
 
 def _table_width(rows: list[list[str]]) -> int:
-    """Width of a table of these rows, in columns; its second column may wrap."""
+    """Width in characters of a table of these rows. The second column may wrap."""
     widest = [
         max(cell_len(line) for cell in cells for line in (cell.split("\n")))
         for cells in zip(*rows, strict=True)
@@ -297,7 +297,7 @@ def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
 
 
 def _rows(console: Console, found: TextTable | None) -> None:
-    """Print a table, if there is one; rows that begin with an arrow stand out."""
+    """Print a table, if there is one. Rows that begin with an arrow are bold."""
     if found is None:
         return
     table = plain_table()
@@ -341,7 +341,7 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
 
 
 def _places(finding: Finding, console: Console, verbose: bool) -> None:
-    """Print the source lines and their callers; without ``verbose`` only the first, and only what the table lacks."""
+    """Print the source lines and their callers; without ``verbose`` only those of the first place."""
     for shown in map(place, finding.where[: MOST if verbose else 1]):
         if verbose:
             print_line(console, f"  at {shown.full} in {shown.function}")
@@ -362,7 +362,7 @@ def _places(finding: Finding, console: Console, verbose: bool) -> None:
 
 
 def _snippet(code: str, console: Console) -> Text:
-    """The snippet indented; long lines are not wrapped, so that they can be copied."""
+    """The snippet, indented and highlighted."""
     shown = plain_lines(truncated(code).replace("\t", "    "))
     lines = "\n".join(f"  {line}".rstrip() for line in shown.split("\n"))
     if console.color_system is None:

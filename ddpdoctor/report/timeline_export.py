@@ -1,8 +1,8 @@
-"""All ranks on one clock as a Chrome trace, for https://ui.perfetto.dev, and the same data as Parquet and CSV.
+"""Exports all ranks on one clock as a Chrome trace, for https://ui.perfetto.dev, and the same data as Parquet and CSV.
 
-The tables are those of ``ddpdoctor.measure.export``; their columns are described there and in ``docs/export.md``. In the trace each
-rank is a process with tracks for steps, computation, host work and communication, which separates waiting from transfer, and below
-them named operators, kernels and sampled lines. The findings are a process above the ranks, hosts and GPUs one below.
+The tables are those of ``ddpdoctor.measure.export``; ``docs/export.md`` describes their columns. In the trace each rank is a process
+with tracks for steps, host work, computation and communication (waiting and transfer), then operators, kernels and sampled lines.
+The findings are a process above the ranks; hosts and GPUs are one below.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ddpdoctor.report.json_output import encoded
 from ddpdoctor.written import TIMELINE, WrittenFolder, write_file
 
 MOST_SLICES = 400_000
-"""Most slices of measured work, which browsers can still open; longer runs are cut to some consecutive steps."""
+"""Maximum number of slices of measured work that browsers can open. Longer runs are cut to consecutive steps."""
 
 _MOST_TRACKS = 1_000
-"""Thread numbers reserved for each process, so that no two processes share one."""
+"""Thread ids reserved per process, so that no two processes share a thread id."""
 _DRAWING_SHARE = 0.5
-"""Share of the time for a compressed timeline before its compression starts, for the progress line."""
+"""Share of the progress of a compressed timeline that is reported before compression starts."""
 _CHUNK_BYTES = 4 << 20
-"""Bytes compressed at a time, in about 50 ms."""
+"""Bytes compressed between two progress reports, about 50 ms."""
 
 OnProgress = Callable[[float], None]
 """Called with the share of an output that is done, 0 to 1."""
@@ -81,8 +81,8 @@ def write_tables(
     suffix: str,
     on_progress: OnProgress = _no_progress,
 ) -> list[Path]:
-    """Write each table as ``<folder>/<name>.<suffix>``, which is "parquet" or "csv"; returns the files. Raises DdpDoctorError if one
-    cannot be written."""
+    """Write each table as ``<folder>/<name>.<suffix>`` and return the files. ``suffix`` is "parquet" or "csv". Raises
+    DdpDoctorError if a file cannot be written."""
     rows = max(sum(map(len, tables.values())), 1)
 
     def packed() -> Iterator[tuple[str, bytes]]:
@@ -121,8 +121,8 @@ def cut_steps(tables: Mapping[str, pl.DataFrame], first: int, last: int) -> dict
 
 
 def steps_that_fit(tables: Mapping[str, pl.DataFrame], most: int = MOST_SLICES) -> tuple[int, int] | None:
-    """(first, last) of consecutive steps with at most about ``most`` slices of measured work: around the recorded kernels if there are
-    any, else in the middle of the run. None if all steps fit or none are known."""
+    """(first, last) of consecutive steps with at most about ``most`` slices of measured work. The steps are around the recorded
+    kernels, or in the middle of the run without kernels. None if all steps fit or there are fewer than two."""
     measured = [tables[name] for name in ("steps", "collectives", "events")]
     slices = sum(len(table) for table in measured) + len(tables["collectives"])
     numbers = tables["steps"]["step"].unique().sort()
@@ -153,7 +153,7 @@ def chrome_trace(
     *,
     all_ranks: str = "all ranks",
 ) -> dict[str, Any]:
-    """The trace in the JSON Object Format of the Trace Event Format: complete events, counters and names."""
+    """The trace in the JSON Object Format of the Trace Event Format, with complete events, counters and metadata events."""
     rank_tables = {name: table for name, table in tables.items() if "rank" in table.columns}
     ranks = sorted({int(rank) for table in rank_tables.values() for rank in table["rank"].unique()})
     origin = min((int(t[c].min()) for t, c in _starts(tables) if len(t)), default=0)  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ def chrome_trace(
         on_progress(done / len(ranks))
         rank_table = {name: table.filter(pl.col("rank") == rank) for name, table in rank_tables.items()}
         host = f" on {hosts[rank]}" if hosts.get(rank) else ""
-        # Perfetto takes process and thread 0 for the idle task.
+        # Perfetto shows process 0 and thread 0 as the idle task.
         events += _process(
             rank + 1, f"rank {rank}{host}", rank + 1, rank_tracks(rank_table, late.get(rank, [])), origin
         )
@@ -241,7 +241,7 @@ _ORDER = _STEP, _HOST, _ISSUED, _COMPUTE, _COMMUNICATION, _LATE = (
     *("step", "host and data", "host log"),
     *("compute", "communication", "late"),
 )
-"""Tracks of measured work, from the top."""
+"""Tracks of measured work, from top to bottom."""
 _LABELS: dict[str, str] = {
     Component.DATA: "waiting for data",
     Component.EPOCH_START: "start of the loader",
@@ -252,11 +252,11 @@ _LABELS: dict[str, str] = {
     Component.DEVICE_SYNC: "idle: host waited for device",
     Component.LAUNCH: "idle: host issues work",
 }
-"""Labels of events on the timeline whose own name is not clear."""
+"""Labels of events whose own names are unclear."""
 _MIN_LATE_SHARE = 0.01
-"""Smaller lateness, as a share of the median step, is not drawn: it is normal scatter."""
+"""Lateness below this share of the median step is not drawn, because it is normal scatter."""
 _SLACK_NS = 1_000
-"""Slices of one track that overlap by less (from rounding) are cut, not moved to a second track."""
+"""Slices of a track that overlap by less, because of rounding, are shortened instead of moved to a second track."""
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -270,11 +270,11 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 def lateness(steps: pl.DataFrame, collectives: pl.DataFrame) -> dict[int, list[Slice]]:
-    """By rank: slices from the median rank's arrival at a collective to its own, if that is later."""
+    """Slices by rank, from the median arrival of all ranks at a collective to a later arrival of this rank."""
     usual_step_ns = (steps["end_ns"] - steps["start_ns"]).median() if len(steps) else 0
     least_ns = _MIN_LATE_SHARE * (usual_step_ns if isinstance(usual_step_ns, int | float) else 0)
     same = ("source", "kind", "operation", "group", "last_arrival_ns")
-    # Relative to the last arrival, because the quantile is a double, which cannot represent epoch nanoseconds.
+    # Relative to the last arrival, because a quantile is a double, which cannot represent epoch nanoseconds exactly.
     ahead = (pl.col("arrival_ns") - pl.col("last_arrival_ns")).quantile(0.5, "lower").over(same)
     middle = pl.col("last_arrival_ns") + ahead.cast(pl.Int64)
     known = collectives.filter(pl.col("last_arrival_ns").is_not_null())
@@ -291,7 +291,7 @@ def lateness(steps: pl.DataFrame, collectives: pl.DataFrame) -> dict[int, list[S
 
 
 def rank_tracks(tables: Mapping[str, pl.DataFrame], late: Sequence[Slice]) -> list[tuple[str, list[Slice]]]:
-    """Tracks of one rank: measured work first, below it annotations, operators, kernels and sampled lines."""
+    """Tracks of one rank: first measured work, then annotations, operators, kernels and sampled lines."""
     found: dict[str, list[Slice]] = {name: [] for name in _ORDER}
     found[_LATE] += late
     for row in tables["steps"].iter_rows(named=True):
@@ -299,7 +299,7 @@ def rank_tracks(tables: Mapping[str, pl.DataFrame], late: Sequence[Slice]) -> li
         found[_STEP].append(Slice(row["start_ns"], row["end_ns"], f"step {row['step']}", "step", args))
     has_both_sources = tables["events"]["source"].n_unique() > 1
     for row in tables["events"].iter_rows(named=True):
-        # If the device's own events are there too, the log shows what the host issued at that time.
+        # If there are also events of the device, the log shows what the host issued at that time.
         track = _COMPUTE if row["track"] == "compute" else _HOST
         track = _ISSUED if has_both_sources and row["source"] == "step-log" else track
         end = row["start_ns"] + row["duration_ns"]
@@ -331,7 +331,7 @@ def _collective(row: Mapping[str, Any]) -> list[Slice]:
 
 
 def _lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
-    """Slices on as few tracks as possible, without overlap within a track, in order of time."""
+    """Distribute slices over as few lanes as possible, sorted by time and without overlap within a lane."""
     lanes: list[list[Slice]] = []
     for item in sorted(slices, key=lambda s: (s.start_ns, s.end_ns)):
         if item.end_ns <= item.start_ns:
@@ -349,7 +349,7 @@ def _lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
 def finding_tracks(
     steps: pl.DataFrame, findings: Sequence[Finding], all_ranks: str
 ) -> list[tuple[str, list[Slice]]]:
-    """One track per finding, over the steps in which it occurs; ``all_ranks``: the name for all recorded ranks."""
+    """One track per finding with a slice over the steps in which it occurs. ``all_ranks``: the name for all recorded ranks."""
     tracks = []
     for finding in findings:
         chosen = steps

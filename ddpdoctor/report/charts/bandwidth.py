@@ -17,7 +17,7 @@ HEIGHT = 180
 
 
 class Dot(msgspec.Struct, frozen=True):
-    """A point: per cent along the width, pixels from the top, read-out."""
+    """A point: x in per cent of the width, y in pixels from the top, tooltip."""
 
     x: float
     y: float
@@ -25,12 +25,12 @@ class Dot(msgspec.Struct, frozen=True):
 
 
 MIN_POINTS = 3
-"""Fewest points that are drawn as a chart."""
+"""Minimum number of points for a chart."""
 
 
 def bandwidth_data(diagnosis: Diagnosis) -> dict[str, list[BandwidthPoint]]:
-    """Points by operation, and by process group's size if there are several, smallest message first. At most :data:`OPERATIONS` lines,
-    ordered by total transfer time."""
+    """Points by operation, and by size of the process group if there are several, smallest message first. At most :data:`OPERATIONS`
+    lines, those with the largest total transfer time."""
     by_name: dict[str, list[BandwidthPoint]] = {}
     measured = sorted(_measured(diagnosis), key=lambda point: point.bytes)
     groups = {(point.operation, point.ranks, point.hosts) for point in measured}
@@ -60,8 +60,8 @@ def point_words(name: str, point: BandwidthPoint) -> str:
 
 
 def bandwidth(diagnosis: Diagnosis) -> SimpleNamespace | None:
-    """Points on a logarithmic axis of bytes, and the same numbers as rows of a table; None if no transfer was measured. Points that are
-    too few to draw are sentences."""
+    """A chart with a logarithmic axis of bytes, and the same numbers as a table; None if no transfer was measured. Fewer than
+    :data:`MIN_POINTS` points are shown as sentences."""
     points = _measured(diagnosis)
     if not points:
         return None

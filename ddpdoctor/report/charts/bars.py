@@ -1,4 +1,4 @@
-"""Bars: where a step's time goes on each rank, potential savings per step, and the wall time of the whole run."""
+"""Bar charts: breakdown of the step time per rank, potential savings per step, and the wall time of the whole run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ddpdoctor.report.charts.scale import LEAST, Tick, nice_ticks, percent_of
 from ddpdoctor.report.charts.series import event_line, event_steps, notable_ranks, run_event
 
 ROWS = 16
-"""Most ranks with their own bars; if there are more, the others are averaged into one."""
+"""Maximum number of ranks with their own bars. If there are more, notable ranks have bars and the others are averaged."""
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A piece of a bar, in per cent of the longest bar."""
+    """A segment of a bar, in per cent of the longest bar."""
 
     part: str
     x: float
@@ -28,17 +28,17 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
-    """The bars, the parts that occur (for legend and table head), and what was averaged."""
+    """The bars, their parts (for legend and table head), and notes."""
 
     bars: list[tuple[str, str, dict[str, float]]]
-    """(label, detail, parts): milliseconds per step by part, or shares of the step. See :attr:`shares`."""
+    """(label, detail, value by part): milliseconds per step, or shares of the step if :attr:`shares`."""
     parts: list[str]
     shares: bool
     notes: list[str]
 
     @property
     def rows(self) -> list[SimpleNamespace]:
-        """The bars for the template: the sum of each, its segments, and a cell per part for the table, empty where it does not occur."""
+        """The bars for the template: sum, segments, and a table cell per part, empty for parts that do not occur."""
         show = words.percent if self.shares else words.milliseconds
         totals = [sum(max(values.get(name, 0), 0) for name in self.parts) for _, _, values in self.bars]
         return [
@@ -54,7 +54,7 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def breakdown(diagnosis: Diagnosis) -> Breakdown | None:
-    """One bar per rank; without breakdowns of ranks, one bar of the shares on the critical path; None if there is neither."""
+    """One bar per rank; without breakdowns by rank, one bar of the critical path; None without either."""
     known = [rank for rank in diagnosis.ranks if any(value >= LEAST for value in rank.breakdown_ms.values())]
     notes: list[str] = []
     if known:
@@ -92,7 +92,7 @@ def _rank_bars(
 
 
 def _details(ranks: Sequence[RankSummary]) -> dict[int, str]:
-    """By rank: its host and device, if they differ between ranks."""
+    """Host and device by rank, if they differ between ranks."""
     hosts, devices = {rank.host for rank in ranks}, {rank.device for rank in ranks}
     details = [
         (rank, rank.host if len(hosts) > 1 else "", rank.device if len(devices) > 1 else "") for rank in ranks
@@ -109,7 +109,7 @@ def _segments(
         if value < LEAST:
             continue
         amount = words.percent(value / total)
-        # Without times only the share is shown.
+        # If times are unknown, only the share is shown.
         text = (
             amount
             if total <= 1.0001 and label == "critical path"
@@ -122,22 +122,22 @@ def _segments(
 
 
 BARS = 48
-"""Most savings with their own bar; smaller ones share one."""
+"""Maximum number of savings with their own bar; the others share one."""
 
 _SIGNS = {"saving": "−", "bound": "≤ "}
 
 
 class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A bar, in milliseconds for plotly and in per cent of the measured step time for the template."""
+    """A bar of the waterfall, in milliseconds for plotly and in per cent of the measured step time for the template."""
 
     label: str
     kind: str
-    """"measured", "saving", "bound" (at most this can be saved) or "goal"."""
+    """"measured", "saving", "bound" (upper bound of a saving) or "goal"."""
     from_ms: float
     ms: float
     rule: str | None = None
     ends_ms: list[float] | None = None
-    """90 % interval of the saving's end."""
+    """90 % interval of the bar's lower end."""
 
     whole_ms: float
     """The measured step time."""
@@ -160,10 +160,7 @@ class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def waterfall(diagnosis: Diagnosis) -> list[WaterfallRow]:
-    """Bars from the measured step time downwards; [] if no saving is known.
-
-    The first bar is the measured step time. A last bar without a rule is the remaining time; all between are savings.
-    """
+    """Bars from the measured step time through the savings to the remaining step time; [] if no saving is known."""
     bars = [bar for bar in diagnosis.waterfall if bar.ms == bar.ms]
     if len(bars) < 2 or bars[0].ms < LEAST:
         return []
@@ -193,12 +190,12 @@ def _few(savings: Sequence[WaterfallBar]) -> list[WaterfallBar]:
 
 
 def whole_run(diagnosis: Diagnosis) -> SimpleNamespace | None:
-    """The bar of :func:`ddpdoctor.report.words.run_parts`, positions in per cent of the wall time; None without parts. A segment's label is
-    its part, time and share, and what it is: "pauses 7.99 s (17 %): step 240, job39.py:5"."""
+    """A bar of :func:`ddpdoctor.report.words.run_parts`, positions in per cent of the wall time; None without parts. Labels of segments
+    are like "pauses 7.99 s (17 %): step 240, job39.py:5"."""
     parts_s = words.run_parts(diagnosis)
     if not parts_s:
         return None
-    # The smallest parts are missing; a file of anyone's may say anything.
+    # The parts may sum to less, because small ones are omitted, or to more in an invalid file.
     wall_s = max(words.number_fact(diagnosis, "run.wall_s") or 0.0, sum(parts_s.values()))
     segments, x_s = [], 0.0
     for part, value in parts_s.items():
@@ -228,7 +225,7 @@ def whole_run(diagnosis: Diagnosis) -> SimpleNamespace | None:
 
 
 def part_detail(diagnosis: Diagnosis, part: str) -> str:
-    """In which steps single pauses or the periodic steps are, and their line: "step 240, train.py:5"; empty for other parts."""
+    """Steps and source line of single pauses or periodic steps: "step 240, train.py:5"; empty for other parts."""
     name = {"pauses": "pause", "some_steps": "periodic"}.get(part)
     event = run_event(diagnosis, name) if name else None
     return "" if event is None else ", ".join(filter(None, (event_steps(event), event_line(event))))

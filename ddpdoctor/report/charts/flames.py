@@ -1,5 +1,5 @@
-"""Flame graphs of stack samples: callers at the top, width is time per step; frames that take longer than on the typical rank are
-coloured."""
+"""Flame graphs of stack samples. Callers are at the top, widths are times per step. Frames that take longer than on the typical rank
+are coloured."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ddpdoctor.report import words
 from ddpdoctor.report.charts.scale import LEAST, Tick, nice_ticks, percent_of
 
 MOST_GRAPHS = 3
-"""Most flame graphs."""
+"""Maximum number of flame graphs."""
 MOST_FRAMES = 160
-"""Most frames of a graph, the widest ones."""
+"""Maximum number of frames of a graph; the widest are kept."""
 ROW_HEIGHT = 18
 """Height of a frame, in pixels."""
 MIN_LABELLED_PERCENT = 7.0
-"""A narrower frame, in per cent of the width, has no label."""
+"""Minimum width of a frame with a label, in per cent of the graph's width."""
 CHARACTERS_PER_PERCENT = 1.05
-"""Characters that fit into 1 % of the width of a page on a desktop; on narrower screens the frame clips its label."""
+"""Characters that fit into 1 % of a desktop page's width. On narrower screens the label is clipped."""
 TABLE_ROWS = 12
 """Rows of the table below a graph."""
 HEAT_SHARES = (0.02, 0.05, 0.10, 0.20)
-"""Excess over the same frame of the typical rank, as a share of the step, at which the next colour begins."""
+"""Lower bounds of the colours: excess over the same frame of the typical rank, as a share of the step."""
 
 
 class FlameBar(msgspec.Struct, frozen=True):
-    """A frame: per cent along the width, pixels from the top."""
+    """A frame: x and width in per cent of the graph's width, y in pixels from the top."""
 
     x: float
     width: float
@@ -44,7 +44,7 @@ class FlameBar(msgspec.Struct, frozen=True):
 
 
 def flames(diagnosis: Diagnosis) -> list[SimpleNamespace]:
-    """A chart for each flame graph; [] without stack samples."""
+    """One chart per flame graph; [] without stack samples."""
     return [chart for flame in diagnosis.flames[:MOST_GRAPHS] if (chart := _chart(flame)) is not None]
 
 
@@ -71,14 +71,14 @@ def _chart(flame: Flame) -> SimpleNamespace | None:
             Tick(percent_of(value, flame.mean_ms), words.strip_zeros(words.milliseconds(value)))
             for value in nice_ticks(flame.mean_ms, 5)
         ],
-        # Frames with the largest excess or time: (frame, time per step, difference to the typical rank).
+        # (frame, time per step, difference to the typical rank)
         rows=_rows(frames, flame),
         compared=compared,
     )
 
 
 def _fits(frame: FlameFrame, flame: Flame) -> bool:
-    """Whether the frame's values are possible: the diagnosis may come from a file."""
+    """Whether the frame's values are valid. They may not be in a diagnosis from a file."""
     known = 0 <= frame.place < len(flame.places) and 0 <= frame.depth < ROW_HEIGHT * 4
     return known and frame.ms > 0 and 0 <= frame.start_ms <= flame.mean_ms
 
@@ -111,7 +111,7 @@ def _beyond(ms: float) -> str:
 
 
 def _rows(frames: Sequence[FlameFrame], flame: Flame) -> list[tuple[str, str, str]]:
-    """The graph as a table: the frames with the largest difference, or the widest."""
+    """The graph as a table of the frames with the largest excess, then the longest time."""
     order = sorted(frames, key=lambda frame: (-(frame.beyond_ms or 0.0), -frame.ms))
     return [
         (

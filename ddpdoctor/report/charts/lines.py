@@ -1,4 +1,4 @@
-"""Line charts: few lines are drawn separately, many as median, band and named outliers."""
+"""Line charts. Few lines are drawn separately, many as median, band and named outliers."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from ddpdoctor.report.charts.scale import (
 )
 
 POINTS = 240
-"""Most points along the width, more than a screen resolves."""
+"""Maximum number of points along the width."""
 COLUMNS = 60
-"""Most columns with a tooltip."""
+"""Maximum number of columns with a tooltip."""
 LINES = 6
-"""Most lines drawn separately; there are as many line colours."""
+"""Maximum number of lines drawn separately, which is the number of line colours."""
 OUTLIERS = 3
-"""Most lines named in addition to a median and its band."""
+"""Maximum number of lines drawn in addition to a median and its band."""
 UNIT = 1000
-"""Side of the square of the paths' coordinates, which is stretched over the plot."""
+"""Width and height of the paths' coordinate system, which is stretched over the plot."""
 _PERIODIC_HEIGHT = 0.06
-"""Height of a mark of a period, as a share of the chart's height: there may be many."""
+"""Height of the marks of periodic steps, as a share of the chart's height. They are low because there may be many."""
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One line: its name, the number of its colour, its path in a square of 1000 by 1000."""
+    """A line: name, number of its colour, path in a coordinate system of 1000 by 1000."""
 
     name: str
     colour: int
@@ -46,7 +46,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A part of the width with its tooltip. Positions in per cent."""
+    """A vertical strip of the chart with a tooltip. Position and width in per cent."""
 
     x: float
     width: float
@@ -54,18 +54,18 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands out in a chart: single points, a period, a change or growth."""
+    """An event marked in a chart: single pauses, periodic steps, a change or growth."""
 
     kind: str
     """"pause", "periodic", "change" or "growth"."""
     label: str
     at: list[float]
-    """Places on the x axis, increasing."""
+    """Positions on the x axis, increasing."""
     levels: tuple[float, float] | None = None
-    """Values at the first and the last place, which a line joins; without them, each place has a line of its own."""
+    """Values at the first and the last position, joined by a line. None: a vertical line at each position."""
 
     def lines(self, top: float) -> list[tuple[float, float, float, float]]:
-        """The lines (x, y, x, y) in a chart with the axis from 0 to ``top``."""
+        """The lines (x, y, x, y) in a chart whose y axis goes from 0 to ``top``."""
         if self.levels is not None:
             (low, high), ends = self.levels, (self.at[0], self.at[-1])
             return [(ends[0], min(low, top), ends[1], min(high, top))]
@@ -74,7 +74,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MarkPath(msgspec.Struct, frozen=True):
-    """A mark for the template: a path in a square of 1000 by 1000."""
+    """A mark for the template: a path in a coordinate system of 1000 by 1000."""
 
     kind: str
     label: str
@@ -96,9 +96,9 @@ class LineChart(msgspec.Struct, frozen=True, kw_only=True):
     columns: list[Column] = []
     marks: list[MarkPath] = []
     above: list[float] = []
-    """Where along the width points lie above the chart."""
+    """Horizontal positions of points above the chart."""
     above_label: str = ""
-    """How many points these are, and the largest."""
+    """Number of points above the chart, and the largest value."""
     notes: list[str] = []
 
 
@@ -114,11 +114,11 @@ class ChartAxes(msgspec.Struct, frozen=True, kw_only=True):
     """Formats a value with its unit."""
     unit: str
     group: str
-    """What the lines stand for, in the plural: "ranks"."""
+    """What the lines represent, in the plural: "ranks"."""
     binary: bool = False
-    """Whether values are bytes, with ticks at round multiples of a power of 1024."""
+    """Whether values are bytes, with ticks at round multiples of powers of 1024."""
     are_means: bool = False
-    """Whether each value may be the mean of all steps between two of ``x``."""
+    """Whether each value may be the mean over all steps between two values of ``x``."""
     highest: float | None = None
     """Top of the axis if the quantity has an upper limit (100 %)."""
 
@@ -128,12 +128,12 @@ class LineData(msgspec.Struct, frozen=True, kw_only=True):
 
     frame: ChartAxes
     lines: list[tuple[str, list[float | None]]]
-    """(name, one value per ``frame.x``): each line, or for many lines the median and the outliers."""
+    """(name, one value per ``frame.x``): all lines, or if there are many, the median and the outliers."""
     low: list[float | None] = []
     high: list[float | None] = []
-    """Minimum and maximum of many lines; empty if each is drawn."""
+    """Minimum and maximum over many lines; empty if all lines are drawn."""
     count: int
-    """Number of all lines."""
+    """Total number of lines."""
     marks: list[Mark] = []
 
     @property
@@ -147,9 +147,10 @@ def line_data(
     outliers: Sequence[str] = (),
     marks: Sequence[Mark] = (),
 ) -> LineData | None:
-    """``lines`` (name, one value per ``frame.x``) as they are drawn, with the ``marks`` that lie within; None without any value.
+    """The data of a chart of ``lines`` (name, one value per ``frame.x``) and of the ``marks`` within its range; None without values.
 
-    More lines than colours become a median with a band from minimum to maximum, and the lines named in ``outliers``.
+    If there are more lines than colours, they are reduced to a median, a band from minimum to maximum, and the lines named in
+    ``outliers``.
     """
     length = len(frame.x)
     full = [(name, padded(values, length)) for name, values in lines]
@@ -175,7 +176,7 @@ def line_chart(data: LineData | None) -> LineChart | None:
     top, above = _top(everything, frame.highest)
     notes = []
     step = max(1, -(-length // POINTS))
-    # Counted by step numbers, because the points of a long run are already means.
+    # Computed from step numbers, because the points of a long run are already means.
     gaps = [after - before for before, after in pairwise(frame.x)]
     covered = round(step * quantile(gaps, 0.5)) if gaps else 1
     if step > 1 or (covered > 1 and frame.are_means):
@@ -201,7 +202,7 @@ def line_chart(data: LineData | None) -> LineChart | None:
 
 
 def top_of(data: LineData) -> float:
-    """Top of the chart's y axis; a few very large points may be above it."""
+    """Maximum of the chart's y axis; a few very large points may be above it."""
     return _top(_drawn(data.lines, data.high), data.frame.highest)[0]
 
 
@@ -210,7 +211,7 @@ def _drawn(lines: Sequence[tuple[str, Numbers]], high: Numbers) -> list[float]:
 
 
 def _y_ticks(frame: ChartAxes, top: float) -> list[Tick]:
-    """Ticks of the y axis without 0; low charts have fewer."""
+    """Ticks of the y axis without 0. Charts of small height have fewer."""
     unit = 1024.0 ** max(0, int(math.log(top, 1024))) if frame.binary and top >= 1 else 1.0
     values = nice_ticks(top, 4 if frame.height > 120 else 3, unit)
     return [
@@ -241,19 +242,19 @@ def _band(rows: Sequence[Numbers], length: int) -> tuple[list[float | None], lis
 
 
 def _top(values: Sequence[float], highest: float | None) -> tuple[float, int]:
-    """(Top of the y axis, number of points above it). A few very large points do not set the scale."""
+    """(Maximum of the y axis, number of points above it). A few very large points do not determine the scale."""
     if highest is not None:
         return highest, 0
     highest, usual = max(values), quantile(values, 0.97)
     if usual > 0 and highest > 3 * usual:
         top = 1.6 * usual
         return top, sum(value > top for value in values)
-    # The axis begins at 0, also with negative values.
+    # The axis begins at 0 even if there are negative values.
     return (highest * 1.08 if highest > 0 else 1.0), 0
 
 
 def _above(lines: Sequence[tuple[str, Numbers]], high: Numbers, top: float) -> list[float]:
-    """Places in per cent of the width at which a line, or the upper end of the band, is above ``top``."""
+    """Positions, in per cent of the width, at which a line or the band exceeds ``top``."""
     rows = [*(values for _, values in lines), high]
     places = {
         percent_of(index, max(len(values) - 1, 1))

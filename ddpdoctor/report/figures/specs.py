@@ -1,4 +1,4 @@
-"""All figures of a diagnosis."""
+"""Builds all figures of a diagnosis."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 
 def figure_specs(diagnosis: Diagnosis) -> dict[str, Spec]:
-    """The figures for which the diagnosis has numbers, by name, in this order: ``waterfall``, ``run``, ``breakdown``,
-    ``step_times``, ``lateness``, ``timeline``, ``bandwidth``, and ``telemetry_<quantity>`` for each quantity."""
+    """The figures for which the diagnosis has numbers, by name: ``waterfall``, ``run``, ``breakdown``, ``step_times``, ``lateness``,
+    ``timeline``, ``bandwidth``, and ``telemetry_<quantity>`` for each quantity, in this order."""
     found: dict[str, Spec] = {}
     rows, parts = waterfall(diagnosis), breakdown(diagnosis)
     if rows:
@@ -74,12 +74,12 @@ class InteractiveData(msgspec.Struct, frozen=True):
 
 
 def interactive_data(diagnosis: Diagnosis) -> InteractiveData:
-    """The numbers of the interactive charts, which are drawn several times."""
+    """The numbers of the interactive charts."""
     return InteractiveData(step_time_data(diagnosis), late_data(diagnosis), step_data(diagnosis))
 
 
 def interactive_specs(data: InteractiveData, detail: Detail) -> dict[str, Spec]:
-    """The interactive charts as figures with at most ``detail`` numbers."""
+    """The interactive charts as figures, limited to ``detail``."""
     found: dict[str, Spec] = {}
     if data.times is not None:
         found["step_times"] = line_figure(data.times, detail)
@@ -117,16 +117,16 @@ def _bandwidth_figure(transfers: dict[str, list[BandwidthPoint]]) -> Spec:
 
 
 SHADE_DIGITS = 3
-"""Significant digits of a cell, as in the report's texts; it is drawn in one of six shades."""
+"""Significant digits of a cell, as in the report's texts."""
 _DASHES = ("solid", "7px,2px", "3px,2px", "solid", "9px,3px,2px,3px", "solid")
-"""Dashes of the lines by number, as in the report's style sheet."""
+"""Dash patterns of the lines by number, as in the report's style sheet."""
 
 _MARK_COLOURS = {"pause": "critical", "periodic": "critical", "change": "ink", "growth": "ink"}
 _MARK_DASHES = {"pause": "solid", "periodic": "solid", "change": "6px,4px", "growth": "2px,3px"}
 
 
 def line_figure(data: LineData, detail: Detail) -> Spec:
-    """The lines, and the band from minimum to maximum if there are many lines."""
+    """Line chart, with a band from minimum to maximum if there are many lines."""
     frame = data.frame
     x = [frame.x[group.start] for group in groups(len(frame.x), detail.points)]
     form, unit = (".4~s", "B") if frame.binary else (".5~g", f" {frame.unit}" if frame.unit else "")
@@ -173,7 +173,7 @@ def _line(
 
 
 def late_figure(data: LateData, detail: Detail) -> Spec:
-    """Heat map with one row per rank, in the shades of the report's map."""
+    """Heat map of lateness with one row per rank or group of ranks, in the shades of the report's map."""
     shared = late_cells(data.rows, detail.rows, detail.points)
     bounds = data.bounds
     top = 2 * bounds[-1] - (bounds[-2] if len(bounds) > 1 else 0.0)
@@ -209,14 +209,14 @@ def late_figure(data: LateData, detail: Detail) -> Spec:
 
 
 _MIN_GAP_SHARE = 1e-6
-"""Spans of one kind with a smaller gap, as a share of the step, are drawn as one at any zoom."""
+"""Spans of a kind are joined if the gap between them is below this share of the step."""
 _ROW_HEIGHT, _MARGINS = 22, 140
 _FALL_COLOURS = {"measured": "l5", "saving": "critical", "bound": "critical", "goal": "healthy"}
-"""A bound has it as outline."""
+"""Colours by kind of bar. For "bound" it is the colour of the outline."""
 
 
 def step_figure(data: StepData, detail: Detail) -> Spec:
-    """Spans on one clock, one row per rank and lane."""
+    """Timeline of a step with one row per rank and lane."""
     spans = merge(data.spans, data.length_ms, _MIN_GAP_SHARE, detail.spans)
     rows = [f"rank {rank} {lane}" for rank, lanes in lanes_of(data.ranks, spans) for lane in lanes]
     traces = []
@@ -253,7 +253,7 @@ def step_figure(data: StepData, detail: Detail) -> Spec:
 
 
 def breakdown_figure(data: Breakdown) -> Spec:
-    """One stacked bar per rank."""
+    """Stacked bars of the step time, one per rank."""
     labels = [f"{label} ({detail})" if detail else label for label, detail, _ in data.bars]
     factor, unit = (100.0, "%") if data.shares else (1.0, "ms")
     traces = [
@@ -272,7 +272,7 @@ def breakdown_figure(data: Breakdown) -> Spec:
 
 
 def run_figure(diagnosis: Diagnosis) -> Spec | None:
-    """The wall time of the run as one bar, in seconds by part; None where it is not known."""
+    """Stacked bar of the wall time of the run by part, in seconds; None if it is unknown."""
     traces = []
     for part, value in words.run_parts(diagnosis).items():
         name = f"{words.part(part)}{words.in_parentheses(part_detail(diagnosis, part))}"
@@ -281,20 +281,20 @@ def run_figure(diagnosis: Diagnosis) -> Spec | None:
 
 
 def _bar(name: str, kind: str, places: dict[str, Any], **hover: Any) -> dict[str, Any]:
-    """Horizontal bars of one kind; ``places``: their rows, starts and lengths."""
+    """Trace of horizontal bars of one kind. ``places``: their rows, starts and lengths."""
     own = {"type": "bar", "orientation": "h", "name": text(name)}
     return {**own, **places, "marker": _marker(kind), **hover}
 
 
 def _stacked(traces: list[dict[str, Any]], title: str, rows: list[str], unit: str, height: int) -> Spec:
-    """A figure of stacked bars; ``height`` in pixels, without the margins."""
+    """Figure of stacked bars. ``height``: pixels without the margins."""
     axes = {"xaxis": quantity_axis(unit), "yaxis": _rows(rows)}
     return figure(traces, title, barmode="stack", height=_MARGINS + height, **axes)
 
 
 def waterfall_figure(rows: list[WaterfallRow]) -> Spec:
-    """Potential savings: bars from the measured step time downwards."""
-    # Positions on the axis must be unique, labels need not be.
+    """Waterfall chart of the potential savings, starting from the measured step time."""
+    # Positions on the axis must be unique, and labels may not be.
     places = list(range(len(rows)))
     bar_trace = {
         "type": "bar",
@@ -350,7 +350,7 @@ def _marker(kind: str) -> dict[str, Any]:
     if kind != "comm_wait":
         return {"color": kind_colour(kind), "line": {"width": 0}}
     ground, lines = colour_variable("comm_wait2"), colour_variable("comm_wait")
-    # Hatched as in the report, so that waiting is visible without its colour.
+    # Hatched as in the report, to be distinguishable without colours.
     return {
         "color": ground,
         "line": {"width": 0},
@@ -371,7 +371,7 @@ def _rows(labels: list[str]) -> dict[str, Any]:
 LIBRARY = "plotly-cartesian-3.1.0.min.js.gz"
 SHA256 = "xGK0ChpULhbDUz+X05+7uRr09SZ/PL8jvXDXhe/ETDg="
 BUDGET_BYTES = 80_000
-"""Most bytes of a report's packed figures: with the library, the style and the script at most 0.7 MB."""
+"""Maximum size of a report's packed figures: 0.7 MB together with the library, the style and the script."""
 _DETAILS = (
     Detail(points=1000, rows=64, spans=6000),
     Detail(points=480, rows=64, spans=3000),
@@ -380,11 +380,11 @@ _DETAILS = (
     Detail(points=120, rows=32, spans=600),
     Detail(points=60, rows=16, spans=200),
 )
-"""Levels of detail, from fine to coarse; the first that fits :data:`BUDGET_BYTES` is used."""
+"""Levels of detail, from fine to coarse. The first whose figures fit :data:`BUDGET_BYTES` is used, else the last."""
 
 
 class PlotlyBundle(msgspec.Struct, frozen=True):
-    """Library and figures as base64 of gzip, for ``script`` elements of type ``text/plain``."""
+    """Library and figures as base64-encoded gzip data, for ``script`` elements of type ``text/plain``."""
 
     library: str
     figures: str
@@ -392,7 +392,7 @@ class PlotlyBundle(msgspec.Struct, frozen=True):
 
 
 def interactive_bundle(data: InteractiveData) -> PlotlyBundle | None:
-    """The bundle of the report's interactive charts; None if there are none."""
+    """The bundle of the report's interactive charts, in the finest detail that fits; None if there are no charts."""
     packed_figures, names = "", []
     for detail in _DETAILS:
         specs = interactive_specs(data, detail)
