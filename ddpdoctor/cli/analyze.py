@@ -217,7 +217,7 @@ def _write_all(
 
     if not outputs:
         return
-    # No progress line may mix with a report on standard output, which may be the same terminal.
+    # A progress line would mix with a report on standard output if both are the same terminal.
     with nullcontext(no_progress) if report_on_stdout else shown_progress() as progress:
         progress_of_outputs = per_item_progress(progress, Stage.REPORT, len(outputs))
         for (content, path, form), _ in zip(outputs, progress_of_outputs, strict=True):

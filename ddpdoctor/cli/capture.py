@@ -1,4 +1,4 @@
-"""``ddpdoctor capture``: a profiler window in a job that is running."""
+"""``ddpdoctor capture``: open a profiler window in a running job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 MOST_STEPS = 64
-"""Equal to ``rundir.MOST_CAPTURE_STEPS``; importing that package would make --help 50 % slower. A test compares the two."""
+"""Equal to ``rundir.MOST_CAPTURE_STEPS``, as a test checks. Importing that package would make --help 50 % slower."""
 
 
 @click.command("capture")

@@ -1,7 +1,7 @@
-"""Run a function in a forked child with limits of time and memory, and report how it ended.
+"""Runs a function in a forked child process with limits of time and memory.
 
-Fork instead of a new interpreter, because the launcher's start may not be repeatable (zip archive, deleted working directory), it
-has not loaded large libraries, and the child needs its terminal.
+Fork is used instead of a new interpreter, because the launcher's start may not be repeatable (zip archive, deleted working
+directory), the launcher has not loaded large libraries, and the child needs its terminal.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ from ddpdoctor.parentdeath import die_with_parent
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _GRACE_S = 0.5
-"""Seconds that a terminated child has to restore the terminal."""
+"""Seconds between SIGTERM and SIGKILL, in which the child restores the terminal."""
 _MAX_PAUSE_S = 1.0
-"""Longer pauses between two checks mean that this process and the child were suspended; the excess is not counted."""
+"""Longer pauses between two checks mean that this process and the child were suspended. The excess is not counted."""
 _MEMORY_SHARE = 0.9
-"""Share of the free memory that the child may take: its allocations fail before the kernel's OOM killer acts."""
+"""Share of the free memory that the child may use, so that its allocations fail before the kernel's OOM killer acts."""
 _THREAD_BYTES = 16 << 20
-"""Address space that libraries reserve for each thread of their pools and hardly use."""
+"""Address space per thread that libraries reserve for their thread pools and hardly use."""
 _INTERRUPTED, _NO_MEMORY = 130, 12
 _OUT_OF_MEMORY_SIGNALS = (signal.SIGKILL, signal.SIGABRT)
-"""Signals that end a process without memory: from the OOM killer, or from abort() in an allocator."""
+"""Signals that end a process when memory runs out: from the OOM killer, or from abort() in an allocator."""
 
 
 class ChildFailedError(Exception):
-    """The work failed; the text says why."""
+    """The work failed. The message is the end of a sentence that says why."""
 
 
 def run_in_child(work: Callable[[], None], limit_s: float) -> None:
-    """Run ``work`` in a child process; ``work`` reports its own exceptions. For the main thread.
+    """Run ``work`` in a child process. ``work`` must report its own exceptions. Call this from the main thread.
 
     Raises ChildFailedError if the child was killed, had too little memory, or took longer than ``limit_s`` seconds. Raises
-    KeyboardInterrupt, after ending the child, if this process is asked to end; that needs :func:`take_interrupts_as_exceptions`.
+    KeyboardInterrupt, after ending the child, on a signal that asks this process to end; this requires
+    :func:`take_interrupts_as_exceptions`.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -70,7 +71,7 @@ def run_in_child(work: Callable[[], None], limit_s: float) -> None:
 
 
 def take_interrupts_as_exceptions() -> None:
-    """From now on the first signal that asks this process to end raises KeyboardInterrupt; later ones are ignored."""
+    """Make the first signal that asks this process to end raise KeyboardInterrupt. Later ones are ignored."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for each in _ENDING_SIGNALS:
@@ -80,7 +81,7 @@ def take_interrupts_as_exceptions() -> None:
     for number in _ENDING_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
-    # They have been blocked since the job's end.
+    # Blocked since the end of the job.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
 
 
@@ -107,7 +108,7 @@ def _run(work: Callable[[], None], parent: int, mask: set[signal.Signals | int])
 
 
 def bound_memory() -> None:
-    """Limit this process to the memory that is free now. Call it after the libraries are loaded."""
+    """Limit this process to the currently free memory. Call it after the libraries are loaded."""
     free = _free_bytes()
     if free is None:
         return

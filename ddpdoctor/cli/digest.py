@@ -1,4 +1,4 @@
-"""``ddpdoctor digest``: the per-rank stage of the analysis, on the hosts of the ranks."""
+"""``ddpdoctor digest``: reduce traces to small files on the hosts of the ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.trace.digest import CreatedFiles
 
 _MOST_REASONS = 3
-"""Most sentences on why a run cannot be read."""
+"""Maximum number of reasons shown for an unreadable run."""
 
 
 @click.command("digest")
@@ -77,10 +77,8 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
 
 
 def _recorded(run: str, target: Path, copies: CreatedFiles) -> tuple[dict[str, Path], dict[str, int]]:
-    """Copy the records of a run directory. Returns (path of the digest, rank) of each trace, as two mappings.
-
-    Raises UnusableInput if the records of the ranks cannot be read.
-    """
+    """Copy the records of a run directory. Returns (digest path by trace, rank by trace). Raises UnusableInput if the ranks' records
+    cannot be read."""
     from ddpdoctor.rundir import TRACE_FILE, NoteCode, RunDirectory, recover
     from ddpdoctor.trace.digest import TRACE_DIGEST, copy_run_directory, is_within
 
@@ -104,7 +102,7 @@ def _recorded(run: str, target: Path, copies: CreatedFiles) -> tuple[dict[str, P
 
 
 def _default(paths: tuple[str, ...]) -> Path:
-    """The default output folder: in the working directory, not next to the input, which may belong to another user."""
+    """The default output folder. It is in the working directory, because the input's folder may belong to another user."""
     is_existing_path = len(paths) == 1 and Path(paths[0]).exists()
     name = Path(os.path.realpath(paths[0])).name if is_existing_path else ""
     return Path(f"{name or 'traces'}-digest")

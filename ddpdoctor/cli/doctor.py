@@ -1,4 +1,4 @@
-"""``ddpdoctor doctor``: what this machine and the job's Python support."""
+"""``ddpdoctor doctor``: check what this machine and the job's Python support."""
 
 from __future__ import annotations
 

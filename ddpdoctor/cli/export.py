@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TABLES = ("steps", "collectives", "events")
 _FLAMES = "rank-{rank:05d}.speedscope.json"
 TIMELINE_TABLES = ("details", "counters")
-"""Tables that only the timeline has."""
+"""Tables that are only in the timeline."""
 OnProgress = Callable[[float], None]
 """Called with the share of an output that is written, 0 to 1."""
 
@@ -53,7 +53,7 @@ class Trackers:
         return not (self.tensorboard is None and self.mlflow is None and self.wandb is None)
 
     def check(self) -> None:
-        """Raise DdpDoctorError if a tracker would write into a recorded run or into a foreign database."""
+        """Raise DdpDoctorError if a tracker would write into a recorded run or another program's database."""
         if not self.requested:
             return
         from ddpdoctor.rundir import is_recorded_file, is_run_directory
@@ -72,7 +72,7 @@ class Trackers:
             check_mlflow(Path(self.mlflow).resolve())
 
     def write(self, diagnosis: Diagnosis, *, err: bool = False) -> None:
-        """Write ``diagnosis`` to each tracker and print where, with ``err`` on stderr. Raises DdpDoctorError."""
+        """Write ``diagnosis`` to each tracker and print the destinations, on stderr if ``err``. Raises DdpDoctorError."""
         if not self.requested:
             return
         from ddpdoctor import trackers
@@ -185,7 +185,7 @@ class _Wanted:
 
     @property
     def recordings(self) -> list[Path]:
-        """Outputs of the recording, which need no diagnosis file."""
+        """Outputs that are made from a recording, not from a diagnosis file."""
         listed = (self.timeline, self.parquet, self.csv, self.speedscope)
         return [path for path in listed if path is not None]
 
@@ -203,7 +203,7 @@ def _check(paths: Sequence[str], wanted: _Wanted, trackers: Trackers, steps_chos
         )
     if steps_chosen and not wanted.recordings:
         raise click.UsageError("--steps has no effect on figures and trackers, which show the whole run.")
-    # Imported here, so that a wrong command line fails fast.
+    # Imported here, so that an invalid command line fails fast.
     from ddpdoctor.written import TIMELINE
 
     check_outputs(paths, {"--timeline": (wanted.timeline, TIMELINE)})
@@ -217,7 +217,7 @@ def _export_recording(
     chosen: tuple[int, int] | None,
     job: int | None,
 ) -> None:
-    """Write the recording of the steps ``chosen`` (first and last; None: all), and the diagnosis if an output needs it."""
+    """Write the outputs made from a recording, then figures and trackers if requested. ``chosen``: (first, last) step; None: all."""
     from ddpdoctor.analysis import conclude, prepare
     from ddpdoctor.measure.export import recorded_tables
     from ddpdoctor.report.timeline_export import cut_steps
@@ -238,7 +238,7 @@ def _export_recording(
     notes = [*map(str, prepared.inputs.notes), *found.notes]
     sentences: list[str] = []
     try:
-        # No progress line may mix with a timeline on standard output, which may be the same terminal.
+        # A progress line would mix with a timeline on standard output if both are the same terminal.
         with nullcontext(no_progress) if timeline_on_stdout else shown_progress() as progress:
             progress_of_outputs = per_item_progress(progress, Stage.REPORT, len(wanted.recordings))
             sentences.extend(_tables_written(wanted, recorded, progress_of_outputs))
@@ -287,7 +287,7 @@ def _timeline_written(
     *,
     cut: bool,
 ) -> list[str]:
-    """Write the timeline, limited to what a browser can open unless the user chose the steps (``cut``). Returns sentences on it."""
+    """Write the timeline, cut to steps that a browser can open unless the user chose them (``cut``). Returns sentences for the user."""
     from ddpdoctor.report import words
     from ddpdoctor.report.timeline_export import cut_steps, steps_that_fit, write_timeline
 
@@ -318,7 +318,7 @@ def _figures_written(diagnosis: Diagnosis, folder: Path) -> list[str]:
 def _write_flames(
     prepared: PreparedJob, recorded: Mapping[str, Any], folder: Path, on_progress: OnProgress
 ) -> list[Path]:
-    """Write a flame graph for each rank with stack samples; returns the files."""
+    """Write a flame graph for each rank with stack samples. Returns the files."""
     from ddpdoctor.measure.flames import flame_graphs
     from ddpdoctor.report.json_output import encoded
     from ddpdoctor.written import WrittenFolder
@@ -338,7 +338,7 @@ def _write_flames(
 
 
 def _check_folders(outputs: _Wanted) -> None:
-    """Raise DdpDoctorError if a folder has foreign files with the names of the outputs, or if the timeline is one of these names."""
+    """Raise DdpDoctorError if an output would replace another program's file, or if the timeline is the path of another output."""
     from ddpdoctor.written import WrittenFolder
 
     for folder, words, names in (

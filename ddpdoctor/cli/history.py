@@ -95,26 +95,26 @@ def command(
 
 
 class SkippedSources(NamedTuple):
-    """Files and folders that are not in the history: ``notes`` for the user, ``unread`` for --fail-on-regression."""
+    """Files and folders that are missing in the history: ``notes`` for the user, ``unread`` for --fail-on-regression."""
 
     notes: list[str]
     unread: list[Unread]
 
     def add(self, path: str, why: str, started_ns: int | None, command: Sequence[str] = ()) -> None:
-        """Add ``path``, which may be a run. ``why`` is a sentence; see :class:`ddpdoctor.report.history.Unread`."""
+        """Add ``path``, which may be a run. ``why``: a sentence; see :class:`ddpdoctor.report.history.Unread`."""
         from ddpdoctor.report.history import Unread
 
         self.unread.append(Unread(path, command, started_ns, why.removesuffix(".")))
 
     def skip(self, path: str, why: str) -> None:
-        """Add ``path`` with a note; command and start are read from it."""
+        """Add ``path`` and a note. Command and start time are read from ``path``."""
         self.notes.append(f"skipped: {why}")
         command, started_ns = _command_and_start(path)
         self.add(path, why, started_ns, command)
 
 
 def _recorded(sources: Sequence[tuple[str, str]], skipped: SkippedSources) -> list[tuple[str, Diagnosis]]:
-    """(Path, diagnosis) of each run. If a diagnosis is from a running job or cannot be read, the recording is analysed again."""
+    """(Path, diagnosis) of each run. If a stored diagnosis is of a running job or cannot be read, the recording is analysed again."""
     found: list[tuple[str, Diagnosis]] = []
     with diagnosing() as diagnose:
         for source, file in sources:
@@ -139,7 +139,7 @@ def _newest_of(diagnose: Callable[..., Diagnosis], source: str, file: str) -> Di
 
 
 def _command_and_start(source: str) -> tuple[Sequence[str], int | None]:
-    """(Command, start in epoch ns) of a run without a diagnosis; for a report ([], time of its last change)."""
+    """(Command, start in epoch ns) of a run directory; for a report ([], modification time)."""
     from ddpdoctor.analysis import command_and_start
 
     try:
@@ -158,7 +158,7 @@ def _changed_ns(path: str) -> int | None:
 def _without_outputs(
     sources: Iterable[tuple[str, str]], outputs: Sequence[Path | None]
 ) -> list[tuple[str, str]]:
-    """``sources`` without a history that an earlier call wrote to one of ``outputs`` inside the analysed folder."""
+    """``sources`` without histories that an earlier call wrote to ``outputs`` inside the analysed folder."""
     from ddpdoctor.report.read import read_diagnosis
 
     remaining = []
@@ -173,9 +173,9 @@ def _without_outputs(
 
 
 def _sources(paths: Sequence[str], skipped: SkippedSources) -> Iterator[tuple[str, str]]:
-    """(Name, path to read) of each run: its diagnosis if there is one, else the recording; then of reports outside of runs.
+    """(Name, path to read) of each run and of reports outside of runs. For a run, the diagnosis is read if there is one.
 
-    Adds what cannot be read to ``skipped``. A file with the name of a report, or given by the user, counts as a report in any case.
+    Adds unreadable files and folders to ``skipped``. Files with the name of a report, or given by the user, always count as reports.
     """
     from ddpdoctor.report.read import holds_diagnosis, is_foreign_page
     from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE, closed_folders, run_directories
@@ -201,13 +201,13 @@ def _sources(paths: Sequence[str], skipped: SkippedSources) -> Iterator[tuple[st
 
 
 def _was_run(folder: str, folders: Sequence[str], files: Sequence[str]) -> bool:
-    """Whether ``folder`` with these ``folders`` and ``files``, which is no run directory, is the rest of one without a report."""
+    """Whether ``folder``, which is not a run directory now, is a damaged one without a report. ``folders`` and ``files``: its content."""
     from ddpdoctor.rundir import DIAGNOSIS_FILE, MANIFEST_FILE, REPORT_FILE, read_json
     from ddpdoctor.rundir.stops import launches_of
 
     if {DIAGNOSIS_FILE, REPORT_FILE} & {*files}:
         return False
-    # Other programs write a manifest.json too, so it counts only if it cannot be read.
+    # Other programs also write a manifest.json, so it counts only if it cannot be read.
     broken = MANIFEST_FILE in files and read_json(str(Path(folder) / MANIFEST_FILE), []) is None
     return "ranks" in folders or broken or bool(launches_of(folder, []))
 

@@ -1,4 +1,4 @@
-"""Requests to the ranks that run on this host, and their answers; of ``capture``, until the traces of its window are saved."""
+"""Sends requests to the ranks that run on this host and reads their answers. ``capture`` waits until its traces are saved."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def running_ranks(run: Path) -> list[Present]:
 
 
 def is_stopped(rank: Present) -> bool:
-    """Whether a signal has suspended the rank's process; False if that is unknown here."""
+    """Whether a signal has suspended the rank's process; False if unknown."""
     pid = writer_of(rank.spool).pid
     return bool(pid) and state_of(pid) == "T"
 
@@ -78,9 +78,9 @@ def is_stopped(rank: Present) -> bool:
 def answers(
     ranks: Sequence[Present], name: str, request: int, timeout_s: float, since_ns: int | None = None
 ) -> Mapping[int, Mapping[str, Any]]:
-    """Answers by rank, once all ranks have answered or after ``timeout_s``.
+    """Wait until all ranks have answered or ``timeout_s`` has passed; returns the answers by rank.
 
-    An answer is the document ``name`` with this ``request``, or with another one and a time at or after ``since_ns``.
+    An answer is the document ``name`` with the id ``request``, or with another id and a time at or after ``since_ns``.
     """
     found: dict[int, Mapping[str, Any]] = {}
     deadline_s = time.monotonic() + timeout_s
@@ -97,14 +97,14 @@ def answers(
 
 
 LEAD_S = 6.0
-"""Seconds between the request and the first step: ranks poll for requests once a second, less often under CPU contention, and a
-request that a rank refuses must be withdrawn before the window opens."""
+"""Minimum seconds between the request and the first step. Ranks poll for requests once a second, less often under CPU contention,
+and if a rank refuses, the request must be withdrawn before the window opens."""
 _ANSWER_S = 4.0
 _POLL_S = 0.5
 _LEAST_S, _TIMES_LONGEST, _TIMES_IN_LONG_PHASE = 60.0, Tuning.times_longest, Tuning.times_in_long_phase
-"""Limits of the time without a finished step, see :func:`why_no_window`."""
+"""Limit of the time without a finished step, see :func:`why_no_window`."""
 _SAVED, _OVER = "saved", ("saved", "skipped", "failed")
-"""States of a window in rank.json."""
+"""States of a window in rank.json: success, and all final states."""
 
 
 def capture(run: Path, steps: int, first: int | None) -> None:
@@ -147,12 +147,12 @@ def capture(run: Path, steps: int, first: int | None) -> None:
 
 
 def why_no_window(live: LiveRun, ranks: Sequence[Present], silent_s: float) -> str | None:
-    """Why a window cannot open or close, as the end of a sentence with advice; None while it can. Windows open and close at the ends
-    of steps, and no step has ended for ``silent_s`` seconds.
+    """Why a window cannot open or close, as the end of a sentence with advice; None if it can. ``silent_s``: seconds since the last
+    step ended. Windows open and close only at the end of a step.
 
-    The reason is that the job's monitor reports a hang, or that a limit has passed: ten times the longest of the newest 200 steps, five
-    times as long while a rank evaluates, saves, loads, compiles or is in a debugger (both factors as in the monitor), at least a
-    minute. A job that makes steps has no limit, however slow or far from the window it is.
+    A window is impossible if the job's monitor reports a hang, or if ``silent_s`` exceeds a limit: ten times the longest of the newest
+    200 steps, at least a minute, and five times that while a rank evaluates, saves, loads, compiles or is in a debugger (the same
+    factors as in the monitor). There is no time limit while the job makes steps.
     """
     roots = {os.path.dirname(rank.spool) for rank in ranks}  # noqa: PTH120
     stalls = [fitting(host_document(root, STALL_FILE), STALL, "", []) for root in roots]
@@ -189,12 +189,12 @@ def _first_step(ranks: Sequence[LiveRank]) -> int:
     if not times:
         raise UnusableInput("no rank has finished a step yet: there is nothing to capture.")
     newest = max(each.steps_total for each in ranks)
-    # The recorded steps are up to a second old.
+    # The known steps are up to a second old.
     return newest + 2 + math.ceil((LEAD_S + 1.0) / (statistics.median(times) / 1e3))
 
 
 def _number(run: Path, live: LiveRun, hosts_here: Collection[str | None], first: int) -> int:
-    """Number of the window that begins at step ``first``: that of a window with the same first step on other hosts, else a new one."""
+    """Number of the window that begins at step ``first``: the number of a window of other hosts with that step, else a new one."""
     used = {
         each.rank: {
             capture.get("number", 0): (capture.get("steps") or [None])[0]
@@ -283,7 +283,7 @@ def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureRequ
 
 
 def _is_over(live: LiveRun, ranks: Sequence[Present], states: Collection[Mapping[str, Any]]) -> bool:
-    """Whether the ``states`` of the window are final. Traces that ranks have handed over are still saved after the ranks end."""
+    """Whether the ``states`` of the window are final. Traces that are being saved are still saved after their ranks end."""
     now = [state.get("state") for state in states]
     if live.over or all(state in _OVER for state in now):
         return True

@@ -1,4 +1,4 @@
-"""``ddpdoctor rules``: list, show, test and create rules, and list the facts that they read."""
+"""``ddpdoctor rules``: list, show, test and create rules, and list the facts that rules can read."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _show(rule: Rule, common: Common, console: Console) -> None:
 
 
 def _cell(text: str) -> Text:
-    """``text`` for rich without markup, because CEL has brackets, and without control characters."""
+    """``text`` without control characters, as a rich Text so that brackets in CEL are not interpreted as markup."""
     from rich.text import Text
 
     return Text(plain(text))
@@ -203,7 +203,7 @@ def facts_command(name: str | None) -> None:
     known = facts_view.all_facts()
     costs = tuple(f"{fact.path}." for fact in known if fact.kind == "Cost")
     if name is None:
-        # All costs have the same fields, which are omitted here.
+        # The fields of costs are omitted, because they are the same for all costs.
         found = [fact for fact in known if not fact.path.startswith(costs)]
     else:
         found = [fact for fact in known if fact.path == name or fact.path.startswith(f"{name}.")]

@@ -1,4 +1,4 @@
-"""Shared by ``run`` and ``demo``: run the job, print its diagnosis, and exit as the job did."""
+"""Runs a job, prints its diagnosis, and exits like the job. Used by ``run`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def _present(outcome: Outcome, report_options: ReportOptions, limit_s: float) ->
     elif outcome.interrupted:
         _say(*outcome.notes, f"recorded in {run}, not analysed because ddpdoctor was interrupted.")
     else:
-        # In a child, so that no failure can change the job's exit code and its manifest.
+        # In a child process, so that failures cannot change the job's exit code and manifest.
         run_in_child(lambda: _diagnose(run, report_options), limit_s)
 
 
 def _diagnose(run: Path, report_options: ReportOptions) -> None:
-    """Analyse ``run``, print its diagnosis unless quiet, write the diagnosis and the report into the run directory.
+    """Analyse ``run``, print its diagnosis unless ``quiet``, and write diagnosis and report into the run directory.
 
-    Imports are local, so that they do not delay the job. Raises MemoryError only; other exceptions are printed.
+    Imports are local, so that they do not delay the job. Raises only MemoryError; other exceptions are printed.
     """
     try:
         diagnosis = _diagnosis_of(run, report_options)
@@ -99,7 +99,7 @@ def _diagnose(run: Path, report_options: ReportOptions) -> None:
 
 
 def _diagnose_hanging(report_options: ReportOptions, run: Path) -> str:
-    """Analyse ``run`` while its job hangs, and write the report. Returns a sentence for the user."""
+    """Analyse ``run`` while its job hangs, and write diagnosis and report. Returns a sentence for the user."""
     try:
         failed = _written(_diagnosis_of(run, report_options), run, report_options)
         return failed[0] if failed else f"report: {run / REPORT_FILE}"
@@ -118,7 +118,7 @@ def _diagnosis_of(run: Path, report_options: ReportOptions) -> Diagnosis:
 
 
 def _written(diagnosis: Diagnosis, run: Path, report_options: ReportOptions) -> list[str]:
-    """Write the diagnosis and its report into the run directory. Returns a sentence for each that could not be written."""
+    """Write diagnosis and report into the run directory. Returns a sentence for each file that could not be written."""
     from ddpdoctor.report import write_html, write_json
 
     failed = []
@@ -132,7 +132,7 @@ def _written(diagnosis: Diagnosis, run: Path, report_options: ReportOptions) -> 
 
 
 def _words(error: Exception) -> str:
-    """The error's text, with the exception's name unless it is one of ddpdoctor's own errors."""
+    """The error's text, preceded by the exception's name unless it is one of ddpdoctor's own errors."""
     return str(error) if isinstance(error, DdpDoctorError) else f"{type(error).__name__}: {error}"
 
 

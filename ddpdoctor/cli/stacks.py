@@ -1,4 +1,4 @@
-"""``ddpdoctor stacks``: where each rank of a running job is now."""
+"""``ddpdoctor stacks``: print the stack of each rank of a running job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ddpdoctor.rundir import Present
 
 ANSWER_S = 5.0
-"""Time limit of an answer. Ranks poll for requests once a second, less often under CPU contention."""
+"""Time limit for answers. Ranks poll for requests once a second, less often under CPU contention."""
 
 
 @click.command("stacks")
@@ -84,7 +84,7 @@ def _answer_spread(answers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _unanswered_text(rank: Present) -> Sequence[str]:
-    """Lines on a rank that did not answer: its state, then its last stack or possible reasons."""
+    """Lines on a rank that did not answer: its state, then the stack written by faulthandler or possible reasons."""
     from ddpdoctor.cli.rank_requests import STOPPED, is_stopped
     from ddpdoctor.rundir import FAULTS_FILE, read_bounded
 
@@ -113,7 +113,7 @@ def _state_text(answer: Mapping[str, Any]) -> str:
 
 
 def _lines(answer: Mapping[str, Any], verbose: bool) -> list[str]:
-    """Lines with the frames, innermost first as in reports, unlike Python's tracebacks."""
+    """Lines with the frames, innermost first, as in reports and unlike in Python's tracebacks."""
     if not verbose:
         return _frames(answer.get("user") or answer.get("frames") or [])
     found = []

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _STEPS, _MIN_STEPS, _MOST_STEPS = 60, 40, 400
 _MIN_MEASURED_STEPS = 12
 _TRIAL_S = 8.0
-"""Training time of a trial, if the step time is known from the run: enough for a median within 1 or 2 %."""
+"""Training time of a trial if the run's step time is known, which gives the median within 1 or 2 %."""
 _BUDGET_S = 900.0
 
 
@@ -33,7 +33,7 @@ class _TryCommand(click.Command):
     """A command whose arguments after ``--`` are the job's command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments before ``--``; the others go to ``ctx.meta["ddpdoctor.job"]``."""
+        """Parse the arguments before ``--``, and store the others in ``ctx.meta["ddpdoctor.job"]``."""
         own, job = args, list[str]()
         if "--" in args:
             separator = args.index("--")
@@ -160,7 +160,7 @@ def command(
 
 
 def _ranks_here(job: Sequence[str], diagnosis: Diagnosis | None) -> int:
-    """Number of ranks of the job on this host: by the command, else as in the run; 1 if unknown."""
+    """Number of ranks of the job on this host, from the command or else from the run; 1 if unknown."""
     from ddpdoctor.report.summary import ranks_of_command
 
     asked = ranks_of_command(job)
@@ -172,7 +172,7 @@ def _ranks_here(job: Sequence[str], diagnosis: Diagnosis | None) -> int:
 def _with_suggestions(
     chosen: Sequence[Proposal], diagnosis: Diagnosis, bounds: bool
 ) -> tuple[list[Proposal], list[Proposal]]:
-    """(``chosen`` with what the findings expect of them, the other changes that the findings suggest)."""
+    """(``chosen`` with the savings that the findings predict, other changes that the findings suggest)."""
     from ddpdoctor.experiment import proposals, with_expectation
 
     every = proposals(diagnosis, bounds=True)
@@ -196,7 +196,7 @@ def _check_number(tried: Sequence[Proposal]) -> None:
 
 
 def _diagnosis(run: str) -> Diagnosis:
-    """The diagnosis in the run directory if there is one, else a new one."""
+    """The diagnosis stored in the run directory, else a new one."""
     from ddpdoctor.report.read import holds_diagnosis
     from ddpdoctor.rundir import DIAGNOSIS_FILE
 
@@ -215,7 +215,7 @@ def _list_settings() -> None:
 def _list_proposals(
     suggested: Sequence[Proposal], chosen: Sequence[Proposal], run: str | None, options: Sequence[str]
 ) -> None:
-    """Print the changes that can be tried with their expected savings, and the command that measures them."""
+    """Print the changes that can be tried, their expected savings, and the command that measures them."""
     if not (chosen or suggested):
         say("The findings suggest no change that can be tried without editing the script.")
         return
@@ -292,7 +292,7 @@ def _measure(
     )
     experiment = Experiment(plan, lambda sentence: say(f"ddpdoctor: {sentence}", err=True))
     interrupted = False
-    take_interrupts_as_exceptions()  # a second interrupt must not disturb the orderly end after the first
+    take_interrupts_as_exceptions()  # a second interrupt must not disturb the clean-up after the first
     try:
         experiment.run()
     except KeyboardInterrupt:
@@ -313,7 +313,7 @@ def _measure(
 
 
 def _steps(diagnosis: Diagnosis | None) -> int:
-    """Steps of a trial without --steps: fewer than the run had, because a script may overwrite results at its end."""
+    """Steps of a trial without --steps. They are fewer than the run had, because a script may overwrite results at its end."""
     if diagnosis is None or not diagnosis.steps.mean_ms:
         return _STEPS
     wanted = max(_MIN_STEPS, min(_MOST_STEPS, round(_TRIAL_S * 1e3 / diagnosis.steps.mean_ms)))
@@ -322,7 +322,7 @@ def _steps(diagnosis: Diagnosis | None) -> int:
 
 
 def _store(answer: TrialsReport, run: Path) -> None:
-    """Write ``answer`` into the run directory. An earlier file is kept under another name."""
+    """Write ``answer`` into the run directory. An existing file is kept under another name."""
     from ddpdoctor.diagnose.trials import TRIALS_FILE, write_trials
     from ddpdoctor.rundir import MANIFEST_FILE
     from ddpdoctor.written import TRIALS, check_file
@@ -359,7 +359,7 @@ def _copy_to_neighbour(path: Path) -> Path:
 
 
 def write_patch(answer: TrialsReport, diagnosis: Diagnosis | None, job: Sequence[str], path: Path) -> None:
-    """Write the patch to ``path``; a line on stderr gives its path, or why there is none. Raises DdpDoctorError if it cannot be written."""
+    """Write the patch of the best change to ``path``, and print its path or why there is none to stderr. Raises DdpDoctorError."""
     from ddpdoctor.experiment import patch_of
     from ddpdoctor.written import PATCH, write_file
 
@@ -388,8 +388,8 @@ def write_patch(answer: TrialsReport, diagnosis: Diagnosis | None, job: Sequence
 def _candidate_lines(
     diagnosis: Diagnosis | None, best: Variant, job: Sequence[str]
 ) -> Iterator[tuple[str, int | None]]:
-    """(File, line) where the object of the settings may be built, most likely first. The job's script, without a line, comes last,
-    unless the file is known."""
+    """(File, line) that may build the object of the settings, most likely first. The job's script, without a line, is last, unless the
+    file is known."""
     is_built_at_known = False
     if diagnosis is not None:
         for kind in ("loader", "ddp"):

@@ -1,4 +1,4 @@
-"""One frame of ``ddpdoctor watch``: the recording so far and the table of its ranks, drawn with rich."""
+"""Draws one frame of ``ddpdoctor watch`` with rich: the recording so far and the table of ranks."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def frame(
     view: View | None = None,
     keys: bool = False,
 ) -> RenderableType:
-    """The whole view, top to bottom. ``now``: current phase and line by rank of this host. ``keys``: whether keys work."""
+    """The complete view. ``now``: current phase and line of the ranks on this host. ``keys``: whether keys are read."""
     view = view or View()
-    # The view is cut at the bottom if it does not fit the terminal.
+    # The most important parts are first, because the view is cut at the bottom if it does not fit the terminal.
     hint_text = f"q quit · s sort (by {view.sort.value}) · r reverse · p phases"
     hint = [Text(hint_text, style="dim")] if keys else []
     parts: list[RenderableType] = [
@@ -96,7 +96,7 @@ def _state(run: LiveRun) -> Text:
     manifest = run.manifest
     started = manifest.get("started_ns")
     ended = manifest.get("ended_ns")
-    # If the clock was set back, the end may be before the start.
+    # If the clock was set back, the end is before the start.
     duration = whole_seconds(max(0, (ended or time.time_ns()) - started) / 1e9) if started else ""
     if run.gone:
         state = "its launcher was killed, its ranks have ended"
@@ -110,7 +110,7 @@ def _state(run: LiveRun) -> Text:
 
 
 def _stall_lines(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[RenderableType]:
-    """How long no rank has finished a step, if that is unusually long; then stopped ranks, and the ranks' answers to the monitor."""
+    """Time without a finished step, stopped ranks, and the ranks' answers to the monitor; [] if that time is not unusually long."""
     stalled_s = run.long_silence_s()
     if stalled_s is None:
         return []
@@ -139,7 +139,7 @@ def _stall_lines(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[Ren
 
 
 def _place(run: LiveRun, stop: RankStop) -> Sequence[Any]:
-    """The frame of the user's program in which a rank is in its current step; () if unknown."""
+    """The current frame of the user's program on a rank; () if unknown."""
     if says_gil_is_held(stop.faults):
         return innermost_frame(stop.faults) or ()
     documents = [
@@ -180,7 +180,7 @@ def _pace(run: LiveRun) -> Text:
 
 
 def _whole_run(run: LiveRun) -> list[Text]:
-    """Where the wall time went so far."""
+    """One line with the parts of the wall time so far; [] if unknown."""
     found = run_so_far(run)
     if found is None:
         return []
@@ -194,7 +194,7 @@ def _whole_run(run: LiveRun) -> list[Text]:
 
 
 def _sparkline(run: LiveRun) -> list[Text]:
-    """Step times of the slowest rank in each step, oldest to newest; bars start at zero."""
+    """Sparkline of the longest step time over the ranks, by step. Bars start at zero."""
     longest: dict[int, float] = {}
     for live in run.ranks.values():
         for step in live.recent(SPARK_STEPS):
@@ -208,7 +208,7 @@ def _sparkline(run: LiveRun) -> list[Text]:
 
 
 def _gpu_table(run: LiveRun) -> Table | None:
-    """The GPUs of all hosts; None without values from NVML."""
+    """Table of the GPUs of all hosts; None without values from NVML."""
     table = _columns("GPU", "host", "utilisation", "memory used", "power", "temperature")
     for host, sample in sorted(run.samples.items()):
         for gpu in sample.get("gpus") or []:
@@ -226,9 +226,9 @@ def _gpu_table(run: LiveRun) -> Table | None:
 
 
 MOST_ROWS = 16
-"""Most rows of a table."""
+"""Maximum number of rows of a table."""
 LATE_SHARE = 0.05
-"""Larger lateness, as a share of the step, is highlighted; the share from which a finding is a warning."""
+"""Lateness above this share of the step is highlighted. From the same share on, a finding is a warning."""
 BAR_WIDTH = 50
 COLOURS = {
     LivePhase.DATA: "yellow",
@@ -241,14 +241,14 @@ COLOURS = {
     LivePhase.OTHER: "bright_black",
 }
 _LONG_STEP_S = 1.5
-"""For steps that last longer, the view shows how long the rank has been in the step."""
+"""If the current step lasts longer, the view shows its duration so far."""
 
 
 class Sort(str, Enum):
     """Order of the ranks."""
 
     RANK = "rank"
-    """By number; of many ranks, the latest ones."""
+    """By rank number. If there are too many ranks, the latest ones are shown."""
     LATE = "lateness"
     STEP = "step time"
     DATA = "wait for data"
@@ -265,7 +265,7 @@ class View:
     """Show the phases of each rank instead of times and resources."""
 
     def handle_key(self, key: str) -> bool:
-        """Apply ``key``; returns whether it ends the view."""
+        """Apply ``key``. Returns whether it ends the view."""
         if key == "s":
             order = list(Sort)
             self.sort = order[(order.index(self.sort) + 1) % len(order)]
@@ -277,7 +277,7 @@ class View:
 
 
 def rank_table(run: LiveRun, view: View, now: Mapping[int, Mapping[str, Any]]) -> Table:
-    """The ranks in the order of the view. ``now``: by rank of this host, the document with its current phase and line."""
+    """Table of the ranks in the order of the view. ``now``: documents with current phase and line, by rank of this host."""
     ranks = _ordered(run, view)
     return _phase_table(run, ranks) if view.phases else _time_table(run, ranks, now)
 
@@ -328,7 +328,7 @@ def _phase_table(run: LiveRun, ranks: Sequence[LiveRank]) -> Table:
 
 
 def phase_bar(run: LiveRun) -> list[Text]:
-    """Phases of the training threads, mean over all ranks, as a bar and a legend; [] without a complete step."""
+    """Bar and legend of the phases of the training threads, mean over all ranks; [] without a complete step."""
     each = [shares for live in run.ranks.values() if (shares := phase_shares(live, RECENT_STEPS))]
     if not each:
         return []
@@ -369,23 +369,23 @@ def _value(run: LiveRun, live: LiveRank, sort: Sort) -> float | None:
 
 
 def _resources(run: LiveRun, live: LiveRank) -> Mapping[str, Any]:
-    """CPU and memory of the rank's process; {} after the job's end, because values from then are misleading."""
+    """CPU and memory of the rank's process; {} after the end of the job, because its last values would be misleading."""
     sample = {} if run.over else run.samples.get(live.host, {})
     return (sample.get("ranks") or {}).get(str(live.rank)) or {}
 
 
 class LineOfCode:
-    """A text with a source line. In narrow columns the path loses its beginning, never the line number."""
+    """A text with a source line. In narrow columns the beginning of the path is cut off, never the line number."""
 
     def __init__(self, before: str, frame: Sequence[Any] = (), after: str = "", style: str = "") -> None:
-        """``frame``: file, line and function; with another length only ``before`` and ``after`` are shown."""
+        """``frame``: file, line and function. If its length is not three, only ``before`` and ``after`` are shown."""
         self._before, self._after, self._style = plain(before), plain(after), style
         self._path = plain(f"{frame[0]}:{frame[1]}") if len(frame) == 3 else ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         room = options.max_width - len(self._before) - len(self._after)
         if room < len(PurePath(self._path).name):
-            room = options.max_width  # a line of its own
+            room = options.max_width  # the path gets a line of its own
         yield Text(f"{self._before}{_shortened_path(self._path, room)}{self._after}", self._style)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
@@ -394,7 +394,7 @@ class LineOfCode:
 
 
 def _shortened_path(path: str, room: int) -> str:
-    """``path`` in at most ``room`` characters, without its first folders, or the beginning of its name."""
+    """``path`` in at most ``room`` characters, without its first folders or, if necessary, the beginning of its name."""
     if len(path) <= room:
         return path
     name, end = PurePath(path).name, path[-max(1, room - 1) :]
@@ -404,7 +404,7 @@ def _shortened_path(path: str, room: int) -> str:
 
 
 def _now(run: LiveRun, live: LiveRank, progress: Mapping[str, Any] | None) -> LineOfCode:
-    """The rank's current phase and line, and how long its step has lasted if it is long."""
+    """The rank's current phase and line, and the duration of its step if it is long."""
     since_s = live.since_last_step_s()
     if run.over or live.ended:
         return LineOfCode("ended")
@@ -423,7 +423,7 @@ def innermost(document: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _columns(*names: str) -> Table:
-    """A table without borders: numbers right-aligned, text left-aligned."""
+    """An empty table with the columns ``names``. Numbers are right-aligned, text is left-aligned."""
     text_columns = ("host", "now")
     table = plain_table()
     for name in names:
@@ -434,7 +434,7 @@ def _columns(*names: str) -> Table:
 
 
 def whole_seconds(duration_s: float) -> str:
-    """A duration in whole seconds, or minutes and hours."""
+    """A duration as text, rounded to seconds."""
     return words.seconds(duration_s) if duration_s >= 60 else f"{duration_s:.0f} s"
 
 
