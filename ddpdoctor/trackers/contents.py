@@ -1,4 +1,4 @@
-"""Selects what of a diagnosis is exported to a tracker (curves by step, metrics, parameters, texts, files) and limits its size."""
+"""Selects the data of a diagnosis for trackers (curves by step, metrics, parameters, texts, files) and limits its size."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ddpdoctor.report.markdown import finding_markdown
 
 @dataclass(frozen=True)
 class Tuning:
-    """Limits of an export, chosen for what a tracker's pages can show."""
+    """Limits of an export, chosen so that the pages of trackers can show it."""
 
     most_ranks: int = 16
-    """Ranks with their own curves: the most relevant ones; plus median and maximum over all ranks."""
+    """Ranks with their own curves, the most relevant ones, in addition to the median and maximum over all ranks."""
     most_points: int = 400
     """Points per curve, as in a report."""
     most_params: int = 200
@@ -31,7 +31,7 @@ class Tuning:
     """Characters per parameter, the limit of older MLflow servers."""
     most_findings: int = 50
     most_letters_of_name: int = 100
-    """Characters of a run's name, which becomes a folder, and of a metric's name; MLflow's limit is 250."""
+    """Characters of the name of a run, which becomes a folder, and of a metric. MLflow's limit is 250."""
 
 
 _TUNING = Tuning()
@@ -43,7 +43,7 @@ class Curve:
     """A series of numbers by step."""
 
     name: str
-    """Name with unit, such as ``step_ms``."""
+    """Quantity with unit, such as ``step_ms``."""
     of: str
     """``rank_00003``, or ``median`` or ``max`` over all ranks."""
     steps: list[int]
@@ -55,9 +55,9 @@ class TrackerRun:
     """The data of one run for a tracker."""
 
     name: str
-    """Name of letters, digits, dots, dashes and underscores."""
+    """Consists of letters, digits, dots, dashes and underscores."""
     recording: str
-    """Hexadecimal id that distinguishes recordings of the same name."""
+    """Hexadecimal id, which distinguishes recordings of the same name."""
     started_s: float | None
     """Epoch seconds."""
     params: dict[str, str]
@@ -66,7 +66,7 @@ class TrackerRun:
     curves: list[Curve]
     tags: dict[str, str]
     verdict: str
-    """Markdown, with all findings in short."""
+    """Markdown with a summary of all findings."""
     findings: dict[str, str]
     """Markdown of each finding, by number and rule."""
     files: dict[str, bytes]
@@ -112,7 +112,7 @@ def tracker_run(diagnosis: Diagnosis) -> TrackerRun:
 
 
 def _run_name(diagnosis: Diagnosis) -> str:
-    """Name of the run, from the first path that was analysed."""
+    """Name of the run, from the first analysed path."""
     path = PurePath(diagnosis.source[0] if diagnosis.source else "")
     last = path.stem if path.suffix in (".json", ".html") else path.name
     short = re.sub(r"[^A-Za-z0-9._-]+", "_", last)[: _TUNING.most_letters_of_name]
@@ -120,14 +120,14 @@ def _run_name(diagnosis: Diagnosis) -> str:
 
 
 def _recording_id(diagnosis: Diagnosis) -> str:
-    """Id of the recording: a hash of the job's start time, or for traces, which lack it, of their paths and step times."""
+    """Id of the recording: a hash of the job's start time; for traces, which have none, of their paths, number of steps and median."""
     started_ns, steps = diagnosis.job.started_ns, diagnosis.steps
     identity = (diagnosis.source, steps.count, steps.median_ms) if started_ns is None else started_ns
     return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:8]
 
 
 def _key(name: str) -> str:
-    """``name`` in a form that every tracker accepts: ASCII, without ``..`` as a part."""
+    """``name`` in a form that all trackers accept: ASCII, without the path component ``..``."""
     parts = re.sub(r"[^A-Za-z0-9_./ -]", "_", name[: _TUNING.most_letters_of_name]).split("/")
     return "/".join(part for part in parts if part.strip(". ")) or "unnamed"
 
@@ -171,7 +171,7 @@ def _curve(name: str, of: str, steps: list[int], known: np.ndarray, values: np.n
 
 
 def _breakdowns(diagnosis: Diagnosis, ranks: Sequence[int]) -> Iterator[Curve]:
-    """Yields the breakdown of each rank's mean step as curves with one point, at the last step, which trackers show as bars."""
+    """Yields the breakdown of each rank's mean step as curves with one point at the last step, which trackers show as bars."""
     last = [diagnosis.series.steps[-1] if diagnosis.series.steps else 0]
     for rank in diagnosis.ranks:
         if rank.rank in ranks:
@@ -202,7 +202,7 @@ def _metrics(diagnosis: Diagnosis) -> dict[str, float]:
             for severity in SEVERITIES
         },
     }
-    # The costliest finding of a rule comes first and must be assigned last.
+    # Reversed, because a rule's costliest finding is first and must be assigned last.
     for finding in reversed(diagnosis.findings[: _TUNING.most_findings]):
         found[f"cost_ms/{_key(finding.rule)}"] = finding.costs_ms_per_step
     return {name: float(value) for name, value in found.items() if value is not None and np.isfinite(value)}
@@ -224,8 +224,7 @@ def _params(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
 
 
 def _leaves(value: JsonValue, path: str) -> Iterator[tuple[str, str]]:
-    """Yields (path, text) of the leaves of nested values; entries of a list of several mappings are numbered. Null values are
-    skipped."""
+    """Yields (path, text) of the leaves of nested values, without None. The entries of a list of several mappings are numbered."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _leaves(item, f"{path}/{name}" if path else str(name))

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 _EXPERIMENT = "ddpdoctor"
 """Experiment name if $MLFLOW_EXPERIMENT_NAME is not set."""
 _MAX_METRICS, _MAX_PARAMS = 1000, 100
-"""Limits of one request: https://mlflow.org/docs/latest/rest-api.html#log-batch"""
+"""Limits of a request: https://mlflow.org/docs/latest/rest-api.html#log-batch"""
 _TABLES = {"alembic_version", "experiments", "runs"}
 """Tables that every MLflow database has."""
 _MAX_TAG = 5000
-"""Most characters of a tag."""
+"""Maximum number of characters of a tag."""
 _NOTE = "mlflow.note.content"
-"""Tag with the Markdown that MLflow shows as the run's description."""
+"""Tag whose Markdown MLflow shows as the run's description."""
 _Item = TypeVar("_Item")
 
 
 def log_to_mlflow(run: TrackerRun, place: str) -> str:
     """Log to ``place``: a URI, or a folder for a database and artifacts. Returns the command to view it. Raises DdpDoctorError."""
-    # By default, MLflow reports its use.
+    # By default, MLflow sends usage statistics.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     try:
         from mlflow import MlflowClient
@@ -56,7 +56,7 @@ def log_to_mlflow(run: TrackerRun, place: str) -> str:
 
 
 def _database(file: Path) -> str:
-    """The database URI of ``file``. Raises DdpDoctorError if the path contains characters with a meaning in URIs, such as ``?``."""
+    """The database URI of ``file``. Raises DdpDoctorError if the path contains characters that are special in URIs, such as ``?``."""
     uri = f"sqlite:///{file}"
     try:
         from sqlalchemy.engine import make_url
@@ -70,7 +70,7 @@ def _database(file: Path) -> str:
 
 
 def check_mlflow(folder: Path) -> None:
-    """Raises DdpDoctorError if ``folder`` has an mlflow.db that is not MLflow's, to which MLflow would add its tables."""
+    """Raise DdpDoctorError if ``folder`` has an mlflow.db that is not MLflow's, because MLflow would add its tables to it."""
     file = folder / "mlflow.db"
     if not file.exists() or (file.is_file() and not file.stat().st_size):
         return
@@ -90,7 +90,7 @@ def check_mlflow(folder: Path) -> None:
 
 
 def _database_errors() -> tuple[type[Exception], ...]:
-    """Errors that MLflow does not wrap, of a database that is damaged, locked, read-only or on a full disk."""
+    """Errors of a damaged, locked or read-only database, or of a full disk, which MLflow does not wrap."""
     try:
         from sqlalchemy.exc import SQLAlchemyError
     except ImportError:
@@ -107,7 +107,7 @@ def _log(run: TrackerRun, client: MlflowClient, artefacts: str | None) -> None:
     try:
         _fill(run, client, logged_id, at_ms or 0)
     except BaseException:
-        # Otherwise MLflow shows it as running.
+        # Otherwise MLflow shows the run as running.
         with contextlib.suppress(Exception):
             client.set_terminated(logged_id, "FAILED")
         raise

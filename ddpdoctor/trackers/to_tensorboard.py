@@ -1,7 +1,7 @@
 """Writes event files for TensorBoard: one run per rank, so that a chart shows all ranks.
 
-Uses TensorBoard's own package to write records; torch is not needed. File names do not contain the host. A second export of a
-recording replaces the first. Another recording of the same name gets its own folder, because TensorBoard shows all files of a
+Records are written with TensorBoard's own package; torch is not needed. File names do not contain the host. A second export of a
+recording replaces the first. A different recording of the same name gets its own folder, because TensorBoard shows all files of a
 folder as one run.
 """
 
@@ -23,8 +23,8 @@ _VERSION = "brain.Event:2"
 
 
 def write_tensorboard(run: TrackerRun, folder: Path) -> list[Path]:
-    """Write ``folder/NAME`` (``NAME-2`` if that has another recording) with the texts and metrics of the run, and a subfolder for
-    each rank. Returns the files, that of the run first. Raises DdpDoctorError."""
+    """Write texts and metrics of the run to ``folder/NAME``, or ``NAME-2`` if that has another recording, and the curves of each rank to
+    a subfolder. Returns the files, that of the run first. Raises DdpDoctorError."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
     except ImportError as error:
@@ -50,7 +50,7 @@ def write_tensorboard(run: TrackerRun, folder: Path) -> list[Path]:
 
 
 def _own_folder(folder: Path, run: TrackerRun, file_name: str) -> Path:
-    """The first of NAME, NAME-2, ... without files of another recording."""
+    """The first of the folders NAME, NAME-2, ... without files of another recording."""
     places = (folder / (f"{run.name}-{n}" if n > 1 else run.name) for n in count(1))
     return next(place for place in places if all(file.name == file_name for file in place.glob(_FILES)))
 
