@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-MOST_STEPS = 64
+MAX_STEPS = 64
 """Equal to ``rundir.MOST_CAPTURE_STEPS``, as a test checks. Importing that package would make --help 50 % slower."""
 
 
@@ -14,7 +14,7 @@ MOST_STEPS = 64
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option(
     "--steps",
-    type=click.IntRange(1, MOST_STEPS),
+    type=click.IntRange(1, MAX_STEPS),
     default=8,
     show_default=True,
     metavar="N",

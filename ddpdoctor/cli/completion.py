@@ -31,7 +31,7 @@ def command(shell: str) -> None:
 
 RUNS_FOLDER = "ddpdoctor-runs"
 """Default folder of ``run``."""
-_MOST_RUNS = 200
+_MAX_RUNS = 200
 
 
 def runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -42,7 +42,7 @@ def runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
     try:
         folders = [folder for place in dict.fromkeys((typed, Path())) for folder in _folders(place)]
         fitting = [name for name in map(str, folders) if name.startswith(incomplete)]
-        found = [name for name in fitting[:_MOST_RUNS] if is_run_directory(name)]
+        found = [name for name in fitting[:_MAX_RUNS] if is_run_directory(name)]
     except OSError:
         found = []
     return [CompletionItem(name) for name in found] or [CompletionItem(incomplete, type="file")]

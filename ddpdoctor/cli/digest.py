@@ -18,7 +18,7 @@ from ddpdoctor.stages import Stage
 if TYPE_CHECKING:
     from ddpdoctor.trace.digest import CreatedFiles
 
-_MOST_REASONS = 3
+_MAX_REASONS = 3
 """Maximum number of reasons shown for an unreadable run."""
 
 
@@ -87,7 +87,7 @@ def _recorded(run: str, target: Path, copies: CreatedFiles) -> tuple[dict[str, P
     recorded = RunDirectory.open(run)
     unreadable = [note for note in recorded.notes if note.code is NoteCode.UNREADABLE and not recorded.ranks]
     if unreadable:
-        raise UnusableInput(f"{run}: {' '.join(map(str, unreadable[:_MOST_REASONS]))}")
+        raise UnusableInput(f"{run}: {' '.join(map(str, unreadable[:_MAX_REASONS]))}")
     for sentence in copy_run_directory(run, target, copies):
         say(f"Note: {sentence}", err=True)
     targets, ranks = {}, {}

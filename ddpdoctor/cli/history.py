@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpdoctor.report.history import Unread
 
 EXIT_REGRESSION = 1
-_MOST_FILES = 10_000
+_MAX_FILES = 10_000
 _REPORTS = (".json", ".html")
 
 
@@ -241,9 +241,9 @@ def _reports(path: str, runs: set[str], skipped: SkippedSources) -> Iterator[Pat
             )
         for name in sorted(files):
             files_seen += 1
-            if files_seen > _MOST_FILES:
+            if files_seen > _MAX_FILES:
                 reason = (
-                    f"{path} contains more than {_MOST_FILES:,} files: reports among the others are skipped."
+                    f"{path} contains more than {_MAX_FILES:,} files: reports among the others are skipped."
                 )
                 skipped.notes.append(reason)
                 skipped.add(path, reason, None)

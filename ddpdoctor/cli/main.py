@@ -40,7 +40,7 @@ MODULES = {"try": "trials"}
 EXIT_UNUSABLE = 2
 TRACEBACK = "DDPDOCTOR_TRACEBACK"
 """Environment variable that makes unexpected errors print a traceback."""
-_MOST_MESSAGE_LENGTH = 200
+_MAX_MESSAGE_LENGTH = 200
 _COLLECTED_OBJECTS = 100_000
 """Threshold of the garbage collector. With Python's default of 700, it takes a tenth of the CPU time of a small analysis."""
 _EXIT_INTERRUPTED = 130
@@ -130,7 +130,7 @@ def _defect_text(error: Exception) -> str:
         _put(plain_lines("".join(traceback.format_exception(error))))
     if isinstance(error, MemoryError):
         return "not enough memory; nothing was written."
-    words = " ".join(str(error).split())[:_MOST_MESSAGE_LENGTH]
+    words = " ".join(str(error).split())[:_MAX_MESSAGE_LENGTH]
     what = f"{type(error).__name__}: {words}" if words else type(error).__name__
     return (
         f"stopped by a bug in ddpdoctor ({what}). Please report it with the output of the same command under "

@@ -101,7 +101,7 @@ LEAD_S = 6.0
 and if a rank refuses, the request must be withdrawn before the window opens."""
 _ANSWER_S = 4.0
 _POLL_S = 0.5
-_LEAST_S, _TIMES_LONGEST, _TIMES_IN_LONG_PHASE = 60.0, Tuning.times_longest, Tuning.times_in_long_phase
+_MIN_SILENCE_S, _TIMES_LONGEST, _TIMES_IN_LONG_PHASE = 60.0, Tuning.times_longest, Tuning.times_in_long_phase
 """Limit of the time without a finished step, see :func:`why_no_window`."""
 _SAVED, _OVER = "saved", ("saved", "skipped", "failed")
 """States of a window in rank.json: success, and all final states."""
@@ -157,7 +157,7 @@ def why_no_window(live: LiveRun, ranks: Sequence[Present], silent_s: float) -> s
     roots = {os.path.dirname(rank.spool) for rank in ranks}  # noqa: PTH120
     stalls = [fitting(host_document(root, STALL_FILE), STALL, "", []) for root in roots]
     hangs = [stall for stall in stalls if stall.get("state") == Standstill.LASTS]
-    if not hangs and (silent_s < _LEAST_S or silent_s < _longest_wait_s(live, ranks)):
+    if not hangs and (silent_s < _MIN_SILENCE_S or silent_s < _longest_wait_s(live, ranks)):
         return None
     silent_s = max([silent_s, *(float(stall.get("silent_s") or 0.0) for stall in hangs)])
     step = max((each.steps_total for each in live.ranks.values()), default=0)
@@ -180,7 +180,7 @@ def _longest_wait_s(live: LiveRun, ranks: Sequence[Present]) -> float:
         if live.is_current_position(rank, document)
     }
     in_long_phase = bool(phases & {*LONG_PHASES, Phase.DEBUGGER})
-    return max(_LEAST_S, _TIMES_LONGEST * longest_s) * (_TIMES_IN_LONG_PHASE if in_long_phase else 1.0)
+    return max(_MIN_SILENCE_S, _TIMES_LONGEST * longest_s) * (_TIMES_IN_LONG_PHASE if in_long_phase else 1.0)
 
 
 def _first_step(ranks: Sequence[LiveRank]) -> int:

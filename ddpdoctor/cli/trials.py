@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddpdoctor.diagnose.trials import TrialsReport, Variant
     from ddpdoctor.experiment import Proposal
 
-_STEPS, _MIN_STEPS, _MOST_STEPS = 60, 40, 400
+_STEPS, _MIN_STEPS, _MAX_STEPS = 60, 40, 400
 _MIN_MEASURED_STEPS = 12
 _TRIAL_S = 8.0
 """Training time of a trial if the run's step time is known, which gives the median within 1 or 2 %."""
@@ -64,7 +64,7 @@ class _TryCommand(click.Command):
     "--steps",
     type=click.IntRange(_MIN_MEASURED_STEPS, 1_000_000),
     metavar="N",
-    help=f"Steps of each trial. [default: {_TRIAL_S:g} s of training, {_MIN_STEPS} to {_MOST_STEPS}]",
+    help=f"Steps of each trial. [default: {_TRIAL_S:g} s of training, {_MIN_STEPS} to {_MAX_STEPS}]",
 )
 @click.option("--rounds", type=click.IntRange(1, 50), metavar="N", help="Most trials per change.")
 @click.option(
@@ -316,7 +316,7 @@ def _steps(diagnosis: Diagnosis | None) -> int:
     """Steps of a trial without --steps. They are fewer than the run had, because a script may overwrite results at its end."""
     if diagnosis is None or not diagnosis.steps.mean_ms:
         return _STEPS
-    wanted = max(_MIN_STEPS, min(_MOST_STEPS, round(_TRIAL_S * 1e3 / diagnosis.steps.mean_ms)))
+    wanted = max(_MIN_STEPS, min(_MAX_STEPS, round(_TRIAL_S * 1e3 / diagnosis.steps.mean_ms)))
     is_whole_run = diagnosis.steps.source == "step-log"  # traces cover only a part of the job
     return max(_MIN_MEASURED_STEPS, min(wanted, diagnosis.steps.count - 1)) if is_whole_run else wanted
 

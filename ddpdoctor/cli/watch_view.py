@@ -80,7 +80,7 @@ def frame(
     if run.ranks:
         parts += [Text(""), _pace(run), *_whole_run(run), *_sparkline(run), *phase_bar(run), Text("")]
         parts.append(rank_table(run, view, now or {}))
-        more = len(run.ranks) - MOST_ROWS
+        more = len(run.ranks) - MAX_ROWS
         if more > 0:
             others = "that are less late" if view.sort in (Sort.RANK, Sort.LATE) else "more"
             parts.append(Text(f"and {words.count(more, 'rank')} {others}", style="dim"))
@@ -118,7 +118,7 @@ def _stall_lines(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[Ren
         Text(f"no rank has finished a step for {whole_seconds(stalled_s)}", style="bold red")
     ]
     stopped = sorted(rank for rank, document in now.items() if document.get("phase") == STOPPED)
-    found += [Text(f"rank {rank} is {STOPPED}", style="red") for rank in stopped[:MOST_ROWS]]
+    found += [Text(f"rank {rank} is {STOPPED}", style="red") for rank in stopped[:MAX_ROWS]]
     stops = read_stops(str(run.path), [])
     stalls = [
         host.stall for host in stops.hosts if host.stall and host.stall.get("state") == Standstill.LASTS
@@ -126,7 +126,7 @@ def _stall_lines(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[Ren
     answers = [
         rank for stall in stalls for rank in stall.get("ranks") or [] if rank.get("rank") not in stopped
     ]
-    for each in answers[:MOST_ROWS]:
+    for each in answers[:MAX_ROWS]:
         newest = {stop.rank: stop for stop in sorted(stops.ranks, key=lambda stop: stop.repeat)}
         stop = newest.get(each.get("rank", -1))
         place = _place(run, stop) if stop else ()
@@ -212,7 +212,7 @@ def _gpu_table(run: LiveRun) -> Table | None:
     table = _columns("GPU", "host", "utilisation", "memory used", "power", "temperature")
     for host, sample in sorted(run.samples.items()):
         for gpu in sample.get("gpus") or []:
-            if table.row_count >= MOST_ROWS:
+            if table.row_count >= MAX_ROWS:
                 return table
             table.add_row(
                 str(gpu.get("index")),
@@ -225,7 +225,7 @@ def _gpu_table(run: LiveRun) -> Table | None:
     return table if table.row_count else None
 
 
-MOST_ROWS = 16
+MAX_ROWS = 16
 """Maximum number of rows of a table."""
 LATE_SHARE = 0.05
 """Lateness above this share of the step is highlighted. From the same share on, a finding is a warning."""
@@ -350,12 +350,12 @@ def _ordered(run: LiveRun, view: View) -> list[LiveRank]:
     late = run.lateness.by_rank_ms
     found = sorted(run.ranks.values(), key=lambda live: live.rank)
     if view.sort is Sort.RANK:
-        last = sorted(found, key=lambda live: -late.get(live.rank, 0.0))[:MOST_ROWS]
+        last = sorted(found, key=lambda live: -late.get(live.rank, 0.0))[:MAX_ROWS]
         return sorted(last, key=lambda live: live.rank, reverse=view.reverse)
     values = {live.rank: _value(run, live, view.sort) for live in found}
     known = [live for live in found if values[live.rank] is not None]
     known.sort(key=lambda live: values[live.rank] or 0.0, reverse=not view.reverse)
-    return [*known, *(live for live in found if values[live.rank] is None)][:MOST_ROWS]
+    return [*known, *(live for live in found if values[live.rank] is None)][:MAX_ROWS]
 
 
 def _value(run: LiveRun, live: LiveRank, sort: Sort) -> float | None:

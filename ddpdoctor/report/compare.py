@@ -23,7 +23,7 @@ BOOTSTRAP_SAMPLES = 2000
 MIN_STEPS = 12
 """Minimum number of steps on each side for a bootstrap confidence interval of the median."""
 SEED = 20_240_229
-_MOST_NOTES = 3
+_MAX_NOTES = 3
 """Maximum number of notes shown of each side, as in ``analyze``."""
 _WasChecked = Callable[[str], bool]
 """Returns whether the rule with an id was checked."""
@@ -193,8 +193,8 @@ def _notes_of(before: Diagnosis, after: Diagnosis) -> list[str]:
     }
     sentences = []
     for side, notes in sides.items():
-        sentences += [f"{side}: {note}" for note in notes[:_MOST_NOTES]]
-        if more := len(notes[_MOST_NOTES:]):
+        sentences += [f"{side}: {note}" for note in notes[:_MAX_NOTES]]
+        if more := len(notes[_MAX_NOTES:]):
             sentences.append(f"{side}: {words.count(more, 'more note')}, which `ddpdoctor analyze -v` shows.")
     return sentences
 

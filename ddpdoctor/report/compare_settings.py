@@ -23,7 +23,7 @@ _RUN_VARIABLES = re.compile(
     r"|(LOCAL_|NODE_|GROUP_|ROLE_)?RANK|MPI_LOCALRANKID|PMIX?_\w*(RANK|NAMESPACE|PORT|ID|FD|URI\d*)|OMPI_COMM_WORLD_\w*RANK|NCCL_COMM_ID"
 )
 """Variables that differ between any two runs of a job: addresses, ports, ids, temporary files."""
-_MOST_CHANGES = 60
+_MAX_CHANGES = 60
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ def _same(old: object, new: object) -> bool:
 
 
 def other_changes(before: Diagnosis, after: Diagnosis) -> list[Change]:
-    """Differences of versions, settings, environment and command, at most :data:`_MOST_CHANGES`.
+    """Differences of versions, settings, environment and command, at most :data:`_MAX_CHANGES`.
 
     A value that only one side has counts only if ddpdoctor recorded both sides, because traces contain few values.
     """
@@ -101,7 +101,7 @@ def other_changes(before: Diagnosis, after: Diagnosis) -> list[Change]:
     names = [name for name in shared if old.get(name) != new.get(name)]
     return [
         Change(name, old.get(name, words.ABSENT), new.get(name, words.ABSENT))
-        for name in names[:_MOST_CHANGES]
+        for name in names[:_MAX_CHANGES]
     ]
 
 

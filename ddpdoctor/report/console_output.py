@@ -12,14 +12,14 @@ from rich.text import Text
 
 from ddpdoctor.plain import plain
 
-MOST_TEXT_LENGTH, MOST_CELL_LENGTH = 20_000, 1000
+MAX_TEXT_LENGTH, MAX_CELL_LENGTH = 20_000, 1000
 """Maximum number of characters printed of a text and of a table cell."""
 PADDING = 2
 """Characters between two columns of a table."""
 _WORD = re.compile(r"[^ \n]+")
 
 
-def truncated(text: str, most: int = MOST_TEXT_LENGTH) -> str:
+def truncated(text: str, most: int = MAX_TEXT_LENGTH) -> str:
     """``text``, or if it is longer than ``most`` characters, its beginning and its length."""
     return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"
 
@@ -43,7 +43,7 @@ def print_line(console: Console, text: str, style: str = "") -> None:
 
 def cell(text: str, style: str = "") -> Text:
     """A table cell with ``text``."""
-    return Text(plain(truncated(text, MOST_CELL_LENGTH)), style=style)
+    return Text(plain(truncated(text, MAX_CELL_LENGTH)), style=style)
 
 
 def plain_table(width: int | None = None) -> Table:

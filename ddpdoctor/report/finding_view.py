@@ -20,13 +20,13 @@ _Row = TypeVar("_Row")
 Prose = list[tuple[str, bool]]
 """Text as a list of (piece, whether it is code)."""
 
-MOST = 500
+MAX_LISTED = 500
 """Maximum number of findings, notes and rules that a report lists; its data has all."""
 _IDENTIFIES = ("step", "sequence")
 """Last parts of the paths of facts that identify a step or a collective by its number."""
-_MOST_PER_FINDING = 100
+_MAX_PER_FINDING = 100
 """Maximum number of source lines, evidence rows and fixes shown of a finding."""
-MOST_MARKED_RANKS = 64
+MAX_MARKED_RANKS = 64
 """Maximum number of ranks of a finding that charts mark; more could not be distinguished."""
 NOT_QUANTIFIED = "not quantified"
 SEVERITY_WORDS = {"critical": "Critical", "warning": "Warning", "info": "Info"}
@@ -78,11 +78,11 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def finding_views(findings: Sequence[Finding], main: str | None, all_ranks: str) -> list[SimpleNamespace]:
-    """The first :data:`MOST` findings, numbered, as texts for the templates. Unknown values are empty.
+    """The first :data:`MAX_LISTED` findings, numbered, as texts for the templates. Unknown values are empty.
 
     ``main``: the verdict's rule. ``all_ranks``: the name for all recorded ranks.
     """
-    shown = list(enumerate(findings[:MOST], 1))
+    shown = list(enumerate(findings[:MAX_LISTED], 1))
     anchors = {finding.rule: f"finding-{index}" for index, finding in reversed(shown)}
     titles = {finding.rule: finding.title for finding in reversed(findings)}
 
@@ -118,10 +118,10 @@ def _view(
         explanation=words.paragraphs(finding.explanation),
         evidence=[
             SimpleNamespace(means=evidence_words(e), value=evidence_value(e), fact=e.fact)
-            for e in finding.evidence[:_MOST_PER_FINDING]
+            for e in finding.evidence[:_MAX_PER_FINDING]
         ],
-        places=[place(where) for where in finding.where[:_MOST_PER_FINDING]],
-        fixes=[_fix(finding, fix) for fix in finding.fixes[:_MOST_PER_FINDING]],
+        places=[place(where) for where in finding.where[:_MAX_PER_FINDING]],
+        fixes=[_fix(finding, fix) for fix in finding.fixes[:_MAX_PER_FINDING]],
         cause=cause,
         limits=words.paragraphs(finding.limits),
         # Whether evidence and fixes are folded.
@@ -141,9 +141,9 @@ def _cost_text(finding: Finding, limit: str) -> str:
 
 
 def first_rows(rows: Sequence[_Row], noun: str) -> tuple[Sequence[_Row], str]:
-    """The first :data:`MOST` of ``rows``, and a sentence with the number of further rows; "" if there are none."""
-    more = len(rows) - MOST
-    return rows[:MOST], f"{words.count(more, f'more {noun}')} in the report's data." if more > 0 else ""
+    """The first :data:`MAX_LISTED` of ``rows``, and a sentence with the number of further rows; "" if there are none."""
+    more = len(rows) - MAX_LISTED
+    return rows[:MAX_LISTED], f"{words.count(more, f'more {noun}')} in the report's data." if more > 0 else ""
 
 
 def evidence_words(evidence: Evidence) -> str:
@@ -200,7 +200,7 @@ def _steps(finding: Finding, number: int, all_ranks: str) -> SimpleNamespace | N
         span = f"{'step' if first == last else 'steps'} {_span(finding.steps)}"
     caption = f"Finding {number}, {words.rank_names(finding.ranks, all_ranks)}: {span}"
     label = "Show its steps in the charts" if finding.steps else "Show its ranks in the charts"
-    ranks = ",".join(map(str, (finding.ranks or [])[:MOST_MARKED_RANKS]))
+    ranks = ",".join(map(str, (finding.ranks or [])[:MAX_MARKED_RANKS]))
     return SimpleNamespace(first=first, last=last, ranks=ranks, label=label, caption=caption)
 
 

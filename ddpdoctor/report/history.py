@@ -40,7 +40,7 @@ _SCRIPTS = (".py", ".ipynb")
 
 _MAX_CLOCK_ERROR_NS = 3600 * 10**9
 """A start time further in the future than this indicates a wrong clock."""
-_MOST_NOTES = 3
+_MAX_NOTES = 3
 """Maximum number of notes shown of a run that could not be read completely."""
 
 _Job = tuple[str, str, str, str]
@@ -238,7 +238,7 @@ def _notes_on(found: _Found, diagnosis: Diagnosis) -> list[str]:
             f"{source} is dated {started[:10]}, which is in the future: a clock was wrong. The run is not compared."
         )
     if diagnosis.job.missing_ranks or not (found.described or diagnosis.job.end is None):
-        notes += [f"{source}: {note}" for note in diagnosis.notes[:_MOST_NOTES]]
+        notes += [f"{source}: {note}" for note in diagnosis.notes[:_MAX_NOTES]]
     return notes
 
 

@@ -299,7 +299,7 @@ def write_figures(diagnosis: Diagnosis, folder: str | os.PathLike[str]) -> list[
     return target.write([(PAGE, content.encode("utf-8", "backslashreplace")), *drawn])
 
 
-LEAST_FOR_QUANTILES = 5
+MIN_STEPS_FOR_QUANTILES = 5
 """Minimum number of steps for a median and a 95th percentile."""
 
 
@@ -370,7 +370,7 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> SimpleNam
 def numbers(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """The numbers below the verdict: (name, value), without unknown ones."""
     steps, rows = diagnosis.steps, []
-    several = steps.measured >= LEAST_FOR_QUANTILES
+    several = steps.measured >= MIN_STEPS_FOR_QUANTILES
     if steps.median_ms is not None:
         rows.append(("step time (median)" if several else "step time", words.milliseconds(steps.median_ms)))
     if steps.p95_ms is not None and several:

@@ -25,7 +25,7 @@ _BEGIN = re.compile(rb'<script\s[^<>]{0,200}?\bid="%b"[^<>]{0,200}>' % SCRIPT_ID
 _END = b"</script"
 _DIAGNOSIS = DIAGNOSIS_SCHEMA.rpartition("/")[0].encode()
 _HEAD_BYTES = 4096
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 """Maximum size of a file. The report of a job with thousands of ranks has about 10 MiB."""
 
 
@@ -67,7 +67,7 @@ def read_diagnosis(path: str | os.PathLike[str]) -> Diagnosis:
     """
     name = os.fspath(path)
     try:
-        data = read_bounded(name, MOST_BYTES, follow=True)
+        data = read_bounded(name, MAX_BYTES, follow=True)
     except OSError as error:
         raise UnusableInput(f"{name}: cannot be read: {error.strerror or error}") from error
     start = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n")
@@ -124,27 +124,27 @@ def _wrong_schema(schema: str, name: str) -> str:
     )
 
 
-MOST_RANKS = 10_000_000
+MAX_RANKS = 10_000_000
 """Maximum rank number and world size."""
-MOST_TEXT_LENGTH, MOST_TOTAL_LENGTH = 1 << 18, 1 << 25
+MAX_TEXT_LENGTH, MAX_TOTAL_LENGTH = 1 << 18, 1 << 25
 """Maximum number of characters of a text (twice the longest argument that Linux allows), and of all texts (three times a report of
 thousands of ranks)."""
-MOST_ENTRIES = 10_000
+MAX_ENTRIES = 10_000
 """Maximum number of entries of a mapping, and of a list in ``_BOUNDED_LISTS``."""
-MOST_PARTS = 100
+MAX_PARTS = 100
 """Maximum number of parts of a breakdown; ddpdoctor writes nine."""
 _BOUNDED_LISTS = {
     *("findings", "where", "callers", "through", "changed_at", "lines", "evidence", "fixes", "docs", "stack"),
     *("notes", "checked", "skipped", "waterfall", "bandwidth", "flames"),
 }
 """Lists whose length does not depend on the number of ranks or steps."""
-_MOST_NUMBER = 1e18
+_MAX_NUMBER = 1e18
 """Maximum absolute value of all numbers except timestamps, in any unit."""
-_LEAST_NUMBER = 1e-100
+_MIN_NUMBER = 1e-100
 """Smaller absolute values become 0. No measured value is that small, and dividing by it could overflow."""
 _LATEST_NS = 1 << 62
 """Maximum timestamp, epoch ns: the year 2116."""
-_MOST_NESTED = 40
+_MAX_DEPTH = 40
 _TIMESTAMPS = ("started_ns", "created_ns")
 
 
@@ -169,8 +169,8 @@ def _problems(diagnosis: Diagnosis) -> Iterator[str]:
         yield "findings: a coverage below 0"
     if any(not -0.01 <= share <= 1.01 for share in diagnosis.breakdown.values()):
         yield "breakdown: a share that is not between 0 and 1"
-    if max(len(diagnosis.breakdown), *(len(rank.breakdown_ms) for rank in diagnosis.ranks), 0) > MOST_PARTS:
-        yield f"a breakdown of more than {MOST_PARTS} parts"
+    if max(len(diagnosis.breakdown), *(len(rank.breakdown_ms) for rank in diagnosis.ranks), 0) > MAX_PARTS:
+        yield f"a breakdown of more than {MAX_PARTS} parts"
     if diagnosis.tried is not None and (problem := trials.validation_error(diagnosis.tried)) is not None:
         yield f"tried: {problem}"
 
@@ -185,9 +185,9 @@ def _problems_of_ranks(diagnosis: Diagnosis) -> Iterator[str]:
         *(rank for finding in diagnosis.findings for rank in finding.ranks or []),
         *(span.rank for span in (diagnosis.timeline.spans if diagnosis.timeline else [])),
     ]
-    if any(not 0 <= rank < MOST_RANKS for rank in ranks):
+    if any(not 0 <= rank < MAX_RANKS for rank in ranks):
         yield "a rank below 0 or above 10 million"
-    if not 0 <= (job.world_size or 0) <= MOST_RANKS:
+    if not 0 <= (job.world_size or 0) <= MAX_RANKS:
         yield "job.world_size below 0 or above 10 million"
 
 
@@ -219,7 +219,7 @@ class _Values:
             self._check_numbers([value], place)
         elif isinstance(value, str):
             self._check_text(value, place)
-        elif depth > _MOST_NESTED:
+        elif depth > _MAX_DEPTH:
             raise ValueError(f"{place}: nested too deeply")
         elif isinstance(value, list | tuple):
             self._check_list(value, place, depth)
@@ -231,14 +231,14 @@ class _Values:
 
     def _check_text(self, value: str, place: str) -> None:
         self._total_length += len(value)
-        if len(value) > MOST_TEXT_LENGTH:
-            raise ValueError(f"{place}: a text of more than {MOST_TEXT_LENGTH:,} characters")
-        if self._total_length > MOST_TOTAL_LENGTH:
-            raise ValueError(f"all texts together have more than {MOST_TOTAL_LENGTH:,} characters")
+        if len(value) > MAX_TEXT_LENGTH:
+            raise ValueError(f"{place}: a text of more than {MAX_TEXT_LENGTH:,} characters")
+        if self._total_length > MAX_TOTAL_LENGTH:
+            raise ValueError(f"all texts together have more than {MAX_TOTAL_LENGTH:,} characters")
 
     def _check_list(self, value: Sequence[Any], place: str, depth: int) -> None:
-        if len(value) > MOST_ENTRIES and place in _BOUNDED_LISTS:
-            raise ValueError(f"{place}: a list of more than {MOST_ENTRIES:,} entries")
+        if len(value) > MAX_ENTRIES and place in _BOUNDED_LISTS:
+            raise ValueError(f"{place}: a list of more than {MAX_ENTRIES:,} entries")
         # All numbers are checked together for speed, because series have one per rank and point.
         numbers = [item for item in value if type(item) in (float, int)]
         if numbers:
@@ -249,23 +249,23 @@ class _Values:
                     self.check(item, place, depth + 1)
 
     def _check_dict(self, value: dict[Any, Any], place: str, depth: int) -> None:
-        if len(value) > MOST_ENTRIES:
-            raise ValueError(f"{place}: more than {MOST_ENTRIES:,} entries")
+        if len(value) > MAX_ENTRIES:
+            raise ValueError(f"{place}: more than {MAX_ENTRIES:,} entries")
         for key, item in value.items():
             self.check(str(key), place, depth + 1)
             self.check(item, str(key)[:40], depth + 1)
 
     def _check_numbers(self, numbers: Sequence[float], place: str) -> None:
-        most = _LATEST_NS if place in _TIMESTAMPS else _MOST_NUMBER
+        most = _LATEST_NS if place in _TIMESTAMPS else _MAX_NUMBER
         if not (min(numbers) >= -most and max(numbers) <= most):
             raise ValueError(f"{place}: a number out of range")
-        small = [value for value in numbers if -_LEAST_NUMBER < value < _LEAST_NUMBER]
+        small = [value for value in numbers if -_MIN_NUMBER < value < _MIN_NUMBER]
         self.has_negligible = self.has_negligible or any(map(_is_negligible, small))
 
 
 def _is_negligible(value: float) -> bool:
     """Whether ``value`` is a tiny number other than 0, or negative zero."""
-    return -_LEAST_NUMBER < value < _LEAST_NUMBER and repr(value) not in ("0", "0.0")
+    return -_MIN_NUMBER < value < _MIN_NUMBER and repr(value) not in ("0", "0.0")
 
 
 def _with_negligible_as_zero(value: Any) -> Any:

@@ -55,9 +55,9 @@ _IP_ADDRESS = re.compile(
     r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9A-Fa-f:]{2,39}(?:%\w{1,15})?)(?![\w:]|\.\d)"
 )
 
-_MOST_LETTERS = 1 << 21
+_MAX_CHARACTERS = 1 << 21
 """Maximum number of characters of all names together. The host names of 30,000 hosts have fewer."""
-_MOST_NESTED = 30
+_MAX_DEPTH = 30
 """Maximum nesting depth of groups in a pattern."""
 
 Pseudonym = Callable[[str, str], str]
@@ -68,13 +68,13 @@ def any_of(names: Iterable[str], depth: int = 0) -> str:
     """A pattern that matches any of ``names`` and prefers the longest. Common prefixes are factored out, so that thousands of names
     take little more time than a few. Raises DdpDoctorError if there are too many."""
     ordered = sorted(set(names))
-    if depth == 0 and sum(map(len, ordered)) > _MOST_LETTERS:
+    if depth == 0 and sum(map(len, ordered)) > _MAX_CHARACTERS:
         raise DdpDoctorError(
-            f"too many names to redact: together they have more than {_MOST_LETTERS:,} characters. Nothing was redacted."
+            f"too many names to redact: together they have more than {_MAX_CHARACTERS:,} characters. Nothing was redacted."
         )
     if len(ordered) == 1:
         return re.escape(ordered[0])
-    if depth >= _MOST_NESTED:
+    if depth >= _MAX_DEPTH:
         return f"(?:{'|'.join(map(re.escape, sorted(ordered, key=len, reverse=True)))})"
     pieces = []
     for _, alike in groupby(filter(None, ordered), key=lambda name: name[0]):

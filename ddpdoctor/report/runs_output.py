@@ -168,7 +168,7 @@ def table_of(grid: Table) -> rich.table.Table:
 
 _COMMIT = 10
 """Number of characters shown of a commit hash."""
-_LEAST_DRAWN = 3
+_MIN_CHART_RUNS = 3
 """Minimum number of runs for a chart; two are easier to compare in the table."""
 _CHART_HEIGHT = 140
 """Pixels."""
@@ -194,8 +194,8 @@ def print_history(history: History, console: Console) -> None:
 
 
 def chart_of(job: JobHistory) -> LineChart | None:
-    """A chart of the median step time by run with its changes; None if fewer than ``_LEAST_DRAWN`` runs have a step time."""
-    if sum(run.median_ms is not None for run in job.runs) < _LEAST_DRAWN:
+    """A chart of the median step time by run with its changes; None if fewer than ``_MIN_CHART_RUNS`` runs have a step time."""
+    if sum(run.median_ms is not None for run in job.runs) < _MIN_CHART_RUNS:
         return None
     axes = ChartAxes(
         title="Median step time by run",

@@ -186,14 +186,14 @@ def collectives_line(diagnosis: Diagnosis) -> str:
         f"{words.strip_zeros(words.significant(count))} {_POINT_TO_POINT.get(name, name)}"
         + words.in_parentheses(words.size(sizes[name]) if name in sizes else "")
         + (_UNBUCKETED if name == "allreduce" and count >= _MANY else "")
-        for name, count in list(counts.items())[:_MOST_OPERATIONS]
+        for name, count in list(counts.items())[:_MAX_OPERATIONS]
     ]
     where = "in the recording" if words.mean_step(diagnosis) == "recording" else "per step"
     return f"collectives {where}: {', '.join(shown)}" if shown else ""
 
 
 _POINT_TO_POINT = {"sendrecv": "send/recv"}
-_MOST_OPERATIONS = 4
+_MAX_OPERATIONS = 4
 _MANY = 100
 """Number of reductions per step that DDP's buckets do not explain: a hundred of the default 25 MiB are 2.5 GiB of gradients."""
 _UNBUCKETED = " (each adds latency: reduce gradients in buckets, as DDP does)"
@@ -201,16 +201,16 @@ _RUN_LABELS = words.RUN_LABELS | {
     "start": "start (imports, rendezvous)",
     "preparation": "preparation (model, data)",
 }
-_LEAST_PART = 0.01
+_MIN_PART_SHARE = 0.01
 """Minimum share of the wall time for a part of its own; smaller parts are combined as "other"."""
-_LEAST_OTHER = 0.005
+_MIN_OTHER_SHARE = 0.005
 """Minimum share of the wall time for "other"; less is within rounding."""
 
 
 def run_line(diagnosis: Diagnosis) -> str:
     """One line on the wall time of the run: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %
     (steps at usual length / wall time)". Empty if the launcher's start and end are unknown."""
-    parts_s = words.run_parts(diagnosis, _LEAST_PART, _LEAST_OTHER)
+    parts_s = words.run_parts(diagnosis, _MIN_PART_SHARE, _MIN_OTHER_SHARE)
     if not parts_s:
         return ""
     paused_at = next((location(each) for each in diagnosis.findings if each.rule == "run/pause"), "")

@@ -117,7 +117,7 @@ def _largest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-_MOST = 32
+_MAX_ROWS = 32
 """Maximum number of rows: the first and the last ones."""
 
 _Facts = TypeVar("_Facts", AttemptFacts, TrainingFacts)
@@ -185,11 +185,11 @@ def _shown(diagnosis: Diagnosis, name: str, kind: type[_Facts]) -> tuple[list[_F
         every: list[_Facts] = msgspec.convert(run[name], list[kind])  # type: ignore[valid-type]
     except (msgspec.ValidationError, TypeError, KeyError):
         return [], ""
-    left = max(len(every) - _MOST, 0)
+    left = max(len(every) - _MAX_ROWS, 0)
     title = f"{name.capitalize()} (→ measured)" + (f", {left} more in the report's data" if left else "")
     if len(every) < 2:
         return [], title
-    return (every if not left else every[: _MOST // 2] + every[-_MOST // 2 :]), title
+    return (every if not left else every[: _MAX_ROWS // 2] + every[-_MAX_ROWS // 2 :]), title
 
 
 HUNG_ROWS = 64

@@ -15,7 +15,7 @@ from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.console_output import (
-    MOST_CELL_LENGTH,
+    MAX_CELL_LENGTH,
     PADDING,
     cell,
     plain_table,
@@ -25,7 +25,7 @@ from ddpdoctor.report.console_output import (
 )
 from ddpdoctor.report.experiment_view import TITLE, print_experiment
 from ddpdoctor.report.finding_view import (
-    MOST,
+    MAX_LISTED,
     evidence_value,
     evidence_words,
     filled_columns,
@@ -70,13 +70,13 @@ PART_MARKS = {
     Part.OTHER: ("o", "bright_black"),
 }
 """(Letter, colour) of each part in the bar. The letters are used on consoles without colours."""
-_FEWEST_FOR_P95 = 20
+_MIN_STEPS_FOR_P95 = 20
 """Minimum number of steps for a 95th percentile. With fewer steps it is the longest step."""
 _IN_SECONDS_MS = 10_000
 """Costs of at least this are shown in seconds."""
 _GAP = "   "
 """Separator between two entries of the legend."""
-_MOST_RANKS_WIDTH = 16
+_MAX_RANKS_WIDTH = 16
 """Maximum width of the column "who", which may wrap."""
 
 
@@ -106,11 +106,11 @@ def print_terminal(
     if diagnosis.breakdown:
         _breakdown(diagnosis, console)
     if diagnosis.findings:
-        _findings(diagnosis, console, MOST if verbose else FINDINGS)
+        _findings(diagnosis, console, MAX_LISTED if verbose else FINDINGS)
     _standing(diagnosis, console, verbose)
     _rows(console, attempts_table(diagnosis))
     _rows(console, trainings_table(diagnosis))
-    for finding in diagnosis.findings[:MOST] if verbose else explained_findings(diagnosis):
+    for finding in diagnosis.findings[:MAX_LISTED] if verbose else explained_findings(diagnosis):
         _finding(finding, console, verbose)
     if diagnosis.tried is not None:
         console.print()
@@ -151,7 +151,9 @@ def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
     costless = sum(_cost(each, "") == words.NO_COST for each in shown)
     hints += ["–: no own cost"] if 0 < costless < len(shown) else []
     explained = len(explained_findings(diagnosis))
-    hints += ["`-v` explains every finding"] if most < MOST and len(diagnosis.findings) > explained else []
+    hints += (
+        ["`-v` explains every finding"] if most < MAX_LISTED and len(diagnosis.findings) > explained else []
+    )
     if hints:
         print_line(console, " · ".join(hints), "dim")
     if len(shown) < len(diagnosis.findings):
@@ -175,7 +177,7 @@ def _hta(results: Mapping[str, Any]) -> str:
 
 def _steps(diagnosis: Diagnosis) -> str:
     steps = diagnosis.steps
-    p95_ms = steps.p95_ms if steps.measured >= _FEWEST_FOR_P95 else None
+    p95_ms = steps.p95_ms if steps.measured >= _MIN_STEPS_FOR_P95 else None
     pieces = []
     if steps.median_ms is not None and words.lookup(diagnosis.facts, "steps.marked") is False:
         return f"recording of {words.milliseconds(steps.median_ms)}, without step annotations"
@@ -263,7 +265,7 @@ def _row(finding: Finding, all_ranks: str, *, wide: bool) -> list[str]:
         words.speedup_text(finding, limit),
         location(finding),
     ]
-    return [plain(truncated(cell, MOST_CELL_LENGTH)) for cell in cells]
+    return [plain(truncated(cell, MAX_CELL_LENGTH)) for cell in cells]
 
 
 def _cost(finding: Finding, limit: str) -> str:
@@ -282,7 +284,7 @@ def _table_width(rows: list[list[str]]) -> int:
         max(cell_len(line) for cell in cells for line in (cell.split("\n")))
         for cells in zip(*rows, strict=True)
     ]
-    widest[1] = min(widest[1], _MOST_RANKS_WIDTH)
+    widest[1] = min(widest[1], _MAX_RANKS_WIDTH)
     return sum(widest) + PADDING * len(widest)
 
 
@@ -325,10 +327,10 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
         blocks = [plain(" ".join(block.split())) for block in truncated(finding.explanation).split("\n\n")]
         print_wrapped(console, Text("\n\n".join(blocks)))
     if verbose:
-        for row in finding.evidence[:MOST]:
+        for row in finding.evidence[:MAX_LISTED]:
             print_line(console, f"  {evidence_words(row)}: {evidence_value(row)}")
     _places(finding, console, verbose)
-    for fix in finding.fixes[: MOST if verbose else 1]:
+    for fix in finding.fixes[: MAX_LISTED if verbose else 1]:
         console.print()
         print_line(console, f"{words.fix_label(fix)}: {fix.title}", "bold")
         code = snippet(finding, fix)
@@ -342,7 +344,7 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
 
 def _places(finding: Finding, console: Console, verbose: bool) -> None:
     """Print the source lines and their callers; without ``verbose`` only those of the first place."""
-    for shown in map(place, finding.where[: MOST if verbose else 1]):
+    for shown in map(place, finding.where[: MAX_LISTED if verbose else 1]):
         if verbose:
             print_line(console, f"  at {shown.full} in {shown.function}")
         if shown.callers or (shown.text and not verbose):
@@ -356,7 +358,7 @@ def _places(finding: Finding, console: Console, verbose: bool) -> None:
                 ),
                 soft_wrap=True,
             )
-    reasons = [reason for where in finding.where[:MOST] if (reason := place(where).text_missing)]
+    reasons = [reason for where in finding.where[:MAX_LISTED] if (reason := place(where).text_missing)]
     for reason in dict.fromkeys(reasons) if verbose else ():
         print_line(console, f"  (no text: {reason})", "dim")
 
@@ -375,7 +377,7 @@ def _snippet(code: str, console: Console) -> Text:
 
 
 def _closing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
-    notes = diagnosis.notes[: MOST if verbose else NOTES]
+    notes = diagnosis.notes[: MAX_LISTED if verbose else NOTES]
     if notes:
         console.print()
     for note in notes:
@@ -389,5 +391,5 @@ def _closing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
         print_line(
             console, words.checks_summary(diagnosis, more="" if verbose else " (`-v` says why)"), "dim"
         )
-    for line in words.skipped_by_reason(diagnosis)[:MOST] if verbose else []:
+    for line in words.skipped_by_reason(diagnosis)[:MAX_LISTED] if verbose else []:
         print_line(console, f"  {line}", "dim")

@@ -24,10 +24,10 @@ from ddpdoctor.report import words
 from ddpdoctor.report.json_output import encoded
 from ddpdoctor.written import TIMELINE, WrittenFolder, write_file
 
-MOST_SLICES = 400_000
+MAX_SLICES = 400_000
 """Maximum number of slices of measured work that browsers can open. Longer runs are cut to consecutive steps."""
 
-_MOST_TRACKS = 1_000
+_MAX_TRACKS = 1_000
 """Thread ids reserved per process, so that no two processes share a thread id."""
 _DRAWING_SHARE = 0.5
 """Share of the progress of a compressed timeline that is reported before compression starts."""
@@ -120,7 +120,7 @@ def cut_steps(tables: Mapping[str, pl.DataFrame], first: int, last: int) -> dict
     }
 
 
-def steps_that_fit(tables: Mapping[str, pl.DataFrame], most: int = MOST_SLICES) -> tuple[int, int] | None:
+def steps_that_fit(tables: Mapping[str, pl.DataFrame], most: int = MAX_SLICES) -> tuple[int, int] | None:
     """(first, last) of consecutive steps with at most about ``most`` slices of measured work. The steps are around the recorded
     kernels, or in the middle of the run without kernels. None if all steps fit or there are fewer than two."""
     measured = [tables[name] for name in ("steps", "collectives", "events")]
@@ -198,7 +198,7 @@ def _counters(pid: int, tables: Mapping[str, pl.DataFrame], origin: int) -> list
             {
                 "ph": "C",
                 "pid": pid,
-                "tid": pid * _MOST_TRACKS,
+                "tid": pid * _MAX_TRACKS,
                 "ts": (row["time_ns"] - origin) / 1e3,
                 "name": f"{row['source']}: {name}",
                 "cat": "telemetry",
@@ -211,7 +211,7 @@ def _counters(pid: int, tables: Mapping[str, pl.DataFrame], origin: int) -> list
 def _process(
     pid: int, name: str, place: int, tracks: Sequence[tuple[str, list[Slice]]], origin: int
 ) -> list[dict[str, Any]]:
-    first = pid * _MOST_TRACKS
+    first = pid * _MAX_TRACKS
     events = [_meta(pid, first, "process_name", name=name)]
     events.append(_meta(pid, first, "process_sort_index", sort_index=place))
     for tid, (label, slices) in enumerate(tracks, first):

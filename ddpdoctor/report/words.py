@@ -16,13 +16,13 @@ ABSENT = "not recorded"
 NO_COST = "–"
 """Shown for a finding without a cost of its own."""
 _UNIT = re.compile(r"_(ms|us|ns|s|bytes|percent|share)$")
-_MOST_SPEEDUP = 10
+_MAX_SPEEDUP = 10
 """Larger speedups are shown as "over 10×"."""
-_LEAST_SPEEDUP = 1.005
+_MIN_SPEEDUP = 1.005
 """Smaller ones would be shown as "1.00×"."""
-_MOST_WHOLE = 1e15
+_MAX_EXACT_INTEGER = 1e15
 """Below this, floats represent all integers exactly."""
-_MOST_RUNS = 64
+_MAX_RUNS = 64
 """Maximum number of listed ranges of consecutive ranks."""
 _ACRONYM = re.compile(r"\b(gpu|cpu|ddp|sm|h2d|nccl)\b")
 
@@ -86,9 +86,9 @@ EXCLUDED = {
 }
 """Labels of the reasons for excluding steps, to follow a number of steps. Other reasons are shown unchanged."""
 
-_LEAST_DRAWN = 0.001
+_MIN_DRAWN_SHARE = 0.001
 """Minimum share of the wall time for a part of its own; smaller parts are combined as "other"."""
-_LEAST_WALL_S = 1e-200
+_MIN_WALL_S = 1e-200
 """Shorter wall times count as unknown."""
 
 PERSISTENCE = {
@@ -178,9 +178,9 @@ def speedup_text(finding: Finding, limit: str = "") -> str:
     Above 10 it is "over 10×", because an error of 1 % in the share could double it, or "" for an upper bound.
     """
     value = finding.speedup_if_fixed
-    if value is None or value < _LEAST_SPEEDUP or (finding.at_most and value > _MOST_SPEEDUP):
+    if value is None or value < _MIN_SPEEDUP or (finding.at_most and value > _MAX_SPEEDUP):
         return ""
-    return _capped_speedup(value) if value > _MOST_SPEEDUP else limit + speedup(value)
+    return _capped_speedup(value) if value > _MAX_SPEEDUP else limit + speedup(value)
 
 
 def limit(finding: Finding, most: str = "at most ", about: str = "about ") -> str:
@@ -189,7 +189,7 @@ def limit(finding: Finding, most: str = "at most ", about: str = "about ") -> st
 
 
 def _capped_speedup(value: float) -> str:
-    return f"over {_MOST_SPEEDUP}×" if value > _MOST_SPEEDUP else speedup(value)
+    return f"over {_MAX_SPEEDUP}×" if value > _MAX_SPEEDUP else speedup(value)
 
 
 def cost_range(finding: Finding) -> str:
@@ -271,7 +271,7 @@ def _number(value: float, unit: str) -> str:
         return percent(value / 100)
     # Counts may be floats.
     is_count = not unit or unit.startswith("per ")
-    whole = isinstance(value, int) or (is_count and value.is_integer() and abs(value) < _MOST_WHOLE)
+    whole = isinstance(value, int) or (is_count and value.is_integer() and abs(value) < _MAX_EXACT_INTEGER)
     text = f"{value:,.0f}" if whole else significant(value)
     return f"{text} {unit}".strip()
 
@@ -279,8 +279,8 @@ def _number(value: float, unit: str) -> str:
 def rank_numbers(ranks: Iterable[int]) -> str:
     """Rank numbers, with consecutive ones joined: "0–2, 5". At most 64 ranges, then "and 100 more"."""
     runs = runs_of(ranks)
-    text = ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:_MOST_RUNS])
-    more = sum(map(len, runs[_MOST_RUNS:]))
+    text = ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:_MAX_RUNS])
+    more = sum(map(len, runs[_MAX_RUNS:]))
     return f"{text} and {more:,} more" if more else text
 
 
@@ -399,12 +399,12 @@ def numbers_fact(diagnosis: Diagnosis, path: str) -> dict[str, float]:
 
 
 def run_parts(
-    diagnosis: Diagnosis, least: float = _LEAST_DRAWN, least_other: float = _LEAST_DRAWN
+    diagnosis: Diagnosis, least: float = _MIN_DRAWN_SHARE, least_other: float = _MIN_DRAWN_SHARE
 ) -> dict[str, float]:
     """Seconds by part of the run, in order. Parts below the share ``least`` of the wall time are combined as "other", which is omitted
     if it is below ``least_other``. Empty if the wall time is unknown."""
     wall_s = number_fact(diagnosis, "run.wall_s")
-    if wall_s is None or wall_s < _LEAST_WALL_S:
+    if wall_s is None or wall_s < _MIN_WALL_S:
         return {}
     parts_s = {part: number_fact(diagnosis, f"run.{part}_s") or 0.0 for part in RUN_LABELS}
     found = {part: min(value, wall_s) for part, value in parts_s.items() if value >= least * wall_s}

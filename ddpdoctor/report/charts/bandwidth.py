@@ -10,7 +10,7 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import BandwidthPoint, Diagnosis
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.scale import LEAST, Tick, finite_or_none, nice_ticks
+from ddpdoctor.report.charts.scale import NEGLIGIBLE, Tick, finite_or_none, nice_ticks
 
 OPERATIONS = 6
 HEIGHT = 180
@@ -47,7 +47,7 @@ def _measured(diagnosis: Diagnosis) -> list[BandwidthPoint]:
     return [
         p
         for p in diagnosis.bandwidth
-        if p.bytes >= LEAST and math.isfinite(p.bus_gb_per_s) and p.bus_gb_per_s >= 0
+        if p.bytes >= NEGLIGIBLE and math.isfinite(p.bus_gb_per_s) and p.bus_gb_per_s >= 0
     ]
 
 

@@ -11,7 +11,7 @@ import msgspec
 from ddpdoctor.diagnose.diagnosis import Diagnosis, RankSummary, WaterfallBar
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.scale import LEAST, Tick, nice_ticks, percent_of
+from ddpdoctor.report.charts.scale import NEGLIGIBLE, Tick, nice_ticks, percent_of
 from ddpdoctor.report.charts.series import event_line, event_steps, notable_ranks, run_event
 
 ROWS = 16
@@ -55,16 +55,18 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
 def breakdown(diagnosis: Diagnosis) -> Breakdown | None:
     """One bar per rank; without breakdowns by rank, one bar of the critical path; None without either."""
-    known = [rank for rank in diagnosis.ranks if any(value >= LEAST for value in rank.breakdown_ms.values())]
+    known = [
+        rank for rank in diagnosis.ranks if any(value >= NEGLIGIBLE for value in rank.breakdown_ms.values())
+    ]
     notes: list[str] = []
     if known:
         bars = _rank_bars(diagnosis, known, notes)
-    elif any(value >= LEAST for value in diagnosis.breakdown.values()):
+    elif any(value >= NEGLIGIBLE for value in diagnosis.breakdown.values()):
         bars = [("critical path", "", diagnosis.breakdown)]
     else:
         return None
     names = list(PARTS) + sorted({name for _, _, parts in bars for name in parts} - set(PARTS))
-    parts = [name for name in names if any(values.get(name, 0) >= LEAST for _, _, values in bars)]
+    parts = [name for name in names if any(values.get(name, 0) >= NEGLIGIBLE for _, _, values in bars)]
     if Part.COMM_TRANSFER in parts and not words.is_whole(diagnosis):
         notes.append(
             "Not all ranks were recorded: transfer may include waiting for ranks without a recording."
@@ -106,7 +108,7 @@ def _segments(
     segments, x = [], 0.0
     for name in parts:
         value = values.get(name, 0.0)
-        if value < LEAST:
+        if value < NEGLIGIBLE:
             continue
         amount = words.percent(value / total)
         # If times are unknown, only the share is shown.
@@ -162,7 +164,7 @@ class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
 def waterfall(diagnosis: Diagnosis) -> list[WaterfallRow]:
     """Bars from the measured step time through the savings to the remaining step time; [] if no saving is known."""
     bars = [bar for bar in diagnosis.waterfall if bar.ms == bar.ms]
-    if len(bars) < 2 or bars[0].ms < LEAST:
+    if len(bars) < 2 or bars[0].ms < NEGLIGIBLE:
         return []
     whole_ms = left_ms = bars[0].ms
     row = partial(WaterfallRow, whole_ms=whole_ms)

@@ -12,11 +12,11 @@ import msgspec
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Flame, FlameFrame
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.scale import LEAST, Tick, nice_ticks, percent_of
+from ddpdoctor.report.charts.scale import NEGLIGIBLE, Tick, nice_ticks, percent_of
 
-MOST_GRAPHS = 3
+MAX_GRAPHS = 3
 """Maximum number of flame graphs."""
-MOST_FRAMES = 160
+MAX_FRAMES = 160
 """Maximum number of frames of a graph; the widest are kept."""
 ROW_HEIGHT = 18
 """Height of a frame, in pixels."""
@@ -45,13 +45,13 @@ class FlameBar(msgspec.Struct, frozen=True):
 
 def flames(diagnosis: Diagnosis) -> list[SimpleNamespace]:
     """One chart per flame graph; [] without stack samples."""
-    return [chart for flame in diagnosis.flames[:MOST_GRAPHS] if (chart := _chart(flame)) is not None]
+    return [chart for flame in diagnosis.flames[:MAX_GRAPHS] if (chart := _chart(flame)) is not None]
 
 
 def _chart(flame: Flame) -> SimpleNamespace | None:
     fitting = [frame for frame in flame.frames if _fits(frame, flame)]
-    frames = sorted(fitting, key=lambda frame: -frame.ms)[:MOST_FRAMES]
-    if not frames or flame.mean_ms < LEAST:
+    frames = sorted(fitting, key=lambda frame: -frame.ms)[:MAX_FRAMES]
+    if not frames or flame.mean_ms < NEGLIGIBLE:
         return None
     frames.sort(key=lambda frame: (frame.depth, frame.start_ms))
     compared = flame.against is not None

@@ -11,7 +11,7 @@ import msgspec
 Numbers = Sequence[float | None]
 
 
-LEAST = 1e-200
+NEGLIGIBLE = 1e-200
 """Smaller absolute values are drawn as 0. No measured value is that small, and computing with it could overflow."""
 
 
@@ -25,7 +25,7 @@ class Tick(msgspec.Struct, frozen=True):
 def nice_ticks(top: float, wanted: int = 4, unit: float = 1.0) -> list[float]:
     """Round values from 0 to at most ``top`` in about ``wanted`` steps: 0, 20, 40 for 51.2. A step is 1, 2 or 5 times a power of ten,
     times ``unit``."""
-    if not math.isfinite(top) or top < LEAST:
+    if not math.isfinite(top) or top < NEGLIGIBLE:
         return [0.0]
     step = unit * _nice(top / unit / wanted)
     return [step * index for index in range(math.floor(top / step * 1.0001) + 1)]
@@ -39,7 +39,7 @@ def _nice(raw: float) -> float:
 
 def percent_of(value: float, whole: float) -> float:
     """``value`` in per cent of ``whole``, with two decimals."""
-    return round(100 * value / whole, 2) if whole >= LEAST else 0.0
+    return round(100 * value / whole, 2) if whole >= NEGLIGIBLE else 0.0
 
 
 def index_ticks(numbers: Sequence[float], wanted: int = 5) -> list[Tick]:
@@ -79,10 +79,10 @@ def _tick_values(first: float, last: float, wanted: int) -> list[float]:
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """``value`` as drawn in charts: None if it is not finite, 0 if its absolute value is below :data:`LEAST`."""
+    """``value`` as drawn in charts: None if it is not finite, 0 if its absolute value is below :data:`NEGLIGIBLE`."""
     if value is None or not math.isfinite(value):
         return None
-    return value if abs(value) >= LEAST else 0.0
+    return value if abs(value) >= NEGLIGIBLE else 0.0
 
 
 def finite_values(values: Numbers) -> list[float]:

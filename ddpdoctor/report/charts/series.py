@@ -15,9 +15,9 @@ from ddpdoctor.report.charts.lines import LINES, ChartAxes, LineChart, LineData,
 from ddpdoctor.report.charts.scale import Numbers, finite_or_none, finite_values, mean, quantile
 from ddpdoctor.report.finding_view import place
 
-_MOST_NAMED = 4
+_MAX_LISTED_STEPS = 4
 """Maximum number of steps listed in a sentence."""
-_MOST_MARKED = 100
+_MAX_MARKS = 100
 """Maximum number of periodic steps marked individually. For more steps, one line spans the first to the last."""
 
 
@@ -56,7 +56,7 @@ def _marks(diagnosis: Diagnosis) -> list[Mark]:
             levels = event.before_ms or 0.0, event.after_ms or 0.0
         elif kind == "change":
             at = at[:1]
-        elif len(at) > _MOST_MARKED:
+        elif len(at) > _MAX_MARKS:
             at, levels = [at[0], at[-1]], (0.0, 0.0)
         marks.append(Mark(kind=kind, label=event_words(event, kind), at=at, levels=levels))
     return marks
@@ -88,7 +88,7 @@ def run_event(diagnosis: Diagnosis, kind: str) -> RunEvent | None:
 def event_steps(event: RunEvent) -> str:
     if event.every:
         return f"every {ordinal(event.every)} step"
-    *most, last = [f"{step:,}" for step in event.steps[:_MOST_NAMED]]
+    *most, last = [f"{step:,}" for step in event.steps[:_MAX_LISTED_STEPS]]
     return f"steps {', '.join(most)} and {last}" if most else f"step {last}"
 
 
@@ -126,7 +126,7 @@ def notable_ranks(diagnosis: Diagnosis) -> list[int]:
 
 CHARTS = 16
 """Maximum number of telemetry charts."""
-_MOST_VALUES = 4_000_000
+_MAX_VALUES = 4_000_000
 """Maximum number of values in a chart over all sources. With more, only every n-th time is used."""
 ACRONYMS = {
     "cpu": "CPU",
@@ -171,7 +171,7 @@ def telemetry_data(diagnosis: Diagnosis) -> dict[str, LineData]:
 
 def _data(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineData | None:
     longest = max(series, key=lambda one: len(one.t_s)).t_s
-    times = longest[:: max(1, len(longest) * len(series) // _MOST_VALUES)]
+    times = longest[:: max(1, len(longest) * len(series) // _MAX_VALUES)]
     clock = [finite_or_none(moment - times[0]) or 0.0 for moment in times]
     name = _name(field, unit)
     is_percent = unit in ("%", "percent")

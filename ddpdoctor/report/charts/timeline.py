@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Span
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.scale import LEAST, Tick, nice_ticks, percent_of
+from ddpdoctor.report.charts.scale import NEGLIGIBLE, Tick, nice_ticks, percent_of
 from ddpdoctor.report.charts.series import notable_ranks
 
 LANES = ("host", "compute", "communication")
@@ -17,7 +17,7 @@ RANKS = 12
 """Maximum number of ranks."""
 SPANS = 3000
 """Maximum number of bars."""
-MOST_OTHER_LANES = 9
+MAX_OTHER_LANES = 9
 """Maximum number of lanes per rank in addition to ``LANES``."""
 LANE_HEIGHT, LANE_GAP, RANK_GAP = 13, 2, 9
 MIN_GAP_SHARE = 0.0008
@@ -68,7 +68,7 @@ def step_data(diagnosis: Diagnosis) -> StepData | None:
     if source is None:
         return None
     spans = [span for span in source.spans if span.duration_ms >= 0 and span.start_ms == span.start_ms]
-    lanes = {*LANES, *sorted({span.lane for span in spans} - set(LANES))[:MOST_OTHER_LANES]}
+    lanes = {*LANES, *sorted({span.lane for span in spans} - set(LANES))[:MAX_OTHER_LANES]}
     spans = [span for span in spans if span.lane in lanes]
     if not spans:
         return None
@@ -76,7 +76,7 @@ def step_data(diagnosis: Diagnosis) -> StepData | None:
     kept = [span for span in spans if span.rank in chosen]
     start = min(span.start_ms for span in kept)
     length = max(span.start_ms + span.duration_ms for span in kept) - start
-    if length < LEAST:
+    if length < NEGLIGIBLE:
         return None
     present = len({span.rank for span in spans})
     notes = [source.note] if source.note else []
