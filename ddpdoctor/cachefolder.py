@@ -23,7 +23,7 @@ def cache_folder(name: str) -> Path:
 
 def is_private(folder: Path) -> bool:
     """Whether a folder of :func:`cache_folder` and its parent are folders of this user, not links, that no other user can write to."""
-    return all(_is_own(place, stat.S_ISDIR) for place in (folder.parent, folder))
+    return all(_is_private_entry(place, stat.S_ISDIR) for place in (folder.parent, folder))
 
 
 def make_private(folder: Path) -> bool:
@@ -46,8 +46,8 @@ def cache_entries(folder: Path, suffix: str) -> list[Path]:
     return [file for file in folder.iterdir() if entry.fullmatch(file.name) and not file.is_dir()]
 
 
-def keep_newest(folder: Path, suffix: str, *, most_bytes: float = inf, most: float = inf) -> None:
-    """Remove the least recently used :func:`cache_entries` until at most ``most`` with ``most_bytes`` in total are left. Raises OSError."""
+def keep_newest(folder: Path, suffix: str, *, max_bytes: float = inf, max_files: float = inf) -> None:
+    """Remove the least recently used :func:`cache_entries` until at most ``max_files`` and ``max_bytes`` are left. Raises OSError."""
     entries = []
     for file in cache_entries(folder, suffix):
         with contextlib.suppress(OSError):  # another process may remove it at the same time
@@ -55,7 +55,7 @@ def keep_newest(folder: Path, suffix: str, *, most_bytes: float = inf, most: flo
             entries.append((status.st_mtime, status.st_size, file))
     left, left_bytes = len(entries), sum(size for _, size, _ in entries)
     for _, size, file in sorted(entries):
-        if left <= most and left_bytes <= most_bytes:
+        if left <= max_files and left_bytes <= max_bytes:
             return
         file.unlink(missing_ok=True)
         left, left_bytes = left - 1, left_bytes - size
@@ -64,19 +64,19 @@ def keep_newest(folder: Path, suffix: str, *, most_bytes: float = inf, most: flo
 def open_private(file: Path) -> BinaryIO:
     """Open a file of this user, not a link, that no other user can write to. Raises OSError."""
     handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not _is_own(handle, stat.S_ISREG):
+    if not _is_private_entry(handle, stat.S_ISREG):
         os.close(handle)
         raise OSError(errno.EACCES, "another user may have written it", str(file))
     return os.fdopen(handle, "rb")
 
 
-def _is_own(place: Path | int, is_of_kind: Callable[[int], bool]) -> bool:
+def _is_private_entry(place: Path | int, has_type: Callable[[int], bool]) -> bool:
     try:
         status = os.fstat(place) if isinstance(place, int) else place.lstat()
     except OSError:
         return False
     return (
-        is_of_kind(status.st_mode)
+        has_type(status.st_mode)
         and status.st_uid == os.geteuid()
         and not status.st_mode & _WRITABLE_BY_OTHERS
     )

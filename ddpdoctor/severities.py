@@ -6,6 +6,6 @@ SEVERITIES = ("critical", "warning", "info")
 """In descending order."""
 
 
-def is_as_severe(severity: str, least: str) -> bool:
-    """Whether ``severity`` is at least as severe as ``least``."""
-    return severity in SEVERITIES[: SEVERITIES.index(least) + 1]
+def is_as_severe(severity: str, threshold: str) -> bool:
+    """Whether ``severity`` is at least as severe as ``threshold``."""
+    return severity in SEVERITIES[: SEVERITIES.index(threshold) + 1]

@@ -93,6 +93,6 @@ def test_only_entries_are_ever_removed(folder):
     left = folder / ".ddpdoctor-0123456789abcdef.new"
     for file in (*entries, left):
         file.write_bytes(b"x" * 100)
-    keep_newest(folder, ".cached", most_bytes=0)
-    keep_newest(folder, ".msgpack", most=0)
+    keep_newest(folder, ".cached", max_bytes=0)
+    keep_newest(folder, ".msgpack", max_files=0)
     assert sorted(folder.iterdir()) == sorted([*own, inside])

@@ -58,14 +58,14 @@ def run_in_child(work: Callable[[], None], limit_s: float) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         raise ChildFailedError(f"could not be started ({error.strerror})") from error
     if pid == 0:
-        _run(work, parent, mask)
+        _child_main(work, parent, mask)
     try:
         signal.pthread_sigmask(
             signal.SIG_SETMASK, [number for number in mask if number not in _ENDING_SIGNALS]
         )
-        status = _wait(pid, limit_s)
+        status = _wait_for_child(pid, limit_s)
     except BaseException:
-        _end(pid)
+        _end_child(pid)
         raise
     _raise_for_status(status)
 
@@ -85,7 +85,7 @@ def take_interrupts_as_exceptions() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
 
 
-def _run(work: Callable[[], None], parent: int, mask: set[signal.Signals | int]) -> NoReturn:
+def _child_main(work: Callable[[], None], parent: int, mask: set[signal.Signals | int]) -> NoReturn:
     code = 1
     try:
         die_with_parent(signal.SIGKILL)
@@ -107,16 +107,16 @@ def _run(work: Callable[[], None], parent: int, mask: set[signal.Signals | int])
         os._exit(code)
 
 
-def bound_memory() -> None:
+def limit_memory() -> None:
     """Limit this process to the currently free memory. Call it after the libraries are loaded."""
     free = _free_bytes()
     if free is None:
         return
     threads = _THREAD_BYTES * (os.cpu_count() or 1)
-    most = _data_bytes() + int(free * _MEMORY_SHARE) + threads
+    limit = _data_bytes() + int(free * _MEMORY_SHARE) + threads
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if hard == resource.RLIM_INFINITY or most < hard:
-        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def _free_bytes() -> int | None:
@@ -139,7 +139,7 @@ def _data_bytes() -> int:
         return 0
 
 
-def _wait(pid: int, limit_s: float) -> int:
+def _wait_for_child(pid: int, limit_s: float) -> int:
     """The child's wait status. Raises ChildFailedError after ``limit_s`` seconds."""
     pause_s, checked_s = 0.002, time.monotonic()
     while True:
@@ -170,12 +170,12 @@ def _raise_for_status(status: int) -> None:
         raise ChildFailedError(f"crashed ({signal.Signals(-code).name})")
 
 
-def _end(pid: int) -> None:
+def _end_child(pid: int) -> None:
     """End the child and its descendants: SIGTERM first, SIGKILL after 0.5 s."""
     try:
         started = psutil.Process(pid).children(recursive=True)
         os.kill(pid, signal.SIGTERM)
-        _wait(pid, _GRACE_S)
+        _wait_for_child(pid, _GRACE_S)
     except (psutil.Error, ProcessLookupError):
         return
     except ChildFailedError:

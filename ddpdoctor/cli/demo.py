@@ -77,7 +77,7 @@ def command(fault: str, out: Path | None, steps: int, tries: bool, list_faults: 
     if tries:
         _run_and_try(chosen, out, steps)
     click.echo(f"Planted fault {chosen.name}: {chosen.description}", err=True)
-    job = _job(chosen.name, steps)
+    job = _job_command(chosen.name, steps)
     options = RunOptions(out=out)
     if chosen.hangs:
         options = RunOptions(out=out, hang_after_s=_HANG_AFTER_S, on_hang="kill")
@@ -85,7 +85,7 @@ def command(fault: str, out: Path | None, steps: int, tries: bool, list_faults: 
     run_and_present(job, options, ReportOptions(), {"OMP_NUM_THREADS": "1", **os.environ})
 
 
-def _job(fault: str, steps: int) -> list[str]:
+def _job_command(fault: str, steps: int) -> list[str]:
     """The demo's command. -P prevents imports from the working directory, which may belong to another user."""
     launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return [*launcher, str(JOB), "--fault", fault, "--steps", str(steps)]
@@ -102,7 +102,7 @@ def _run_and_try(fault: Fault, out: Path | None, steps: int) -> NoReturn:
     run = out or Path("ddpdoctor-runs") / time.strftime("%Y%m%dT%H%M%SZ-demo", time.gmtime())
     own, environment = own_command(), {"OMP_NUM_THREADS": "1", **os.environ}
     demo = [*own, "demo", "--fault", fault.name, "--out", str(run), "--steps", str(steps)]
-    code = _exit_code_of(subprocess.Popen(demo, env=environment))
+    code = _wait_for_exit_code(subprocess.Popen(demo, env=environment))
     if code:
         raise SystemExit(code)
     diagnosis = diagnosis_at(str(run / DIAGNOSIS_FILE))
@@ -113,10 +113,10 @@ def _run_and_try(fault: Fault, out: Path | None, steps: int) -> NoReturn:
     selection = ["--all"] if proposals(diagnosis) else ["--all", "--bounds"]
     trials = ["try", str(run), *selection, "--rounds", str(_TRIAL_ROUNDS), "--steps", str(_TRIAL_STEPS)]
     say(f"Now measuring what the fixes gain: ddpdoctor {shlex.join(trials)} -- torchrun ...", err=True)
-    os.execve(own[0], [*own, *trials, "--", *_job(fault.name, _UNLIMITED_STEPS)], environment)
+    os.execve(own[0], [*own, *trials, "--", *_job_command(fault.name, _UNLIMITED_STEPS)], environment)
 
 
-def _exit_code_of(process: subprocess.Popen[bytes]) -> int:
+def _wait_for_exit_code(process: subprocess.Popen[bytes]) -> int:
     """Wait for ``process`` and return its exit code. Ctrl-C also reaches the process, which then ends by itself."""
     while True:
         with contextlib.suppress(KeyboardInterrupt):

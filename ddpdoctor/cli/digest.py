@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddpdoctor.cli.completion import runs
-from ddpdoctor.cli.options import number_of_processes, output_folder
+from ddpdoctor.cli.options import output_folder, processes_option
 from ddpdoctor.cli.session import import_numpy_single_threaded, say, shown_progress
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.stages import Stage
@@ -26,9 +26,9 @@ _MAX_REASONS = 3
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=runs)
 @output_folder(
     "--out",
-    says="Folder to write. [default, in the working directory: NAME-digest; traces-digest for several paths, patterns and URLs]",
+    help_text="Folder to write. [default, in the working directory: NAME-digest; traces-digest for several paths, patterns and URLs]",
 )
-@number_of_processes
+@processes_option
 def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     """Shrink a run directory or traces to small files, to analyze elsewhere.
 
@@ -47,7 +47,7 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     from ddpdoctor.trace import find_traces
     from ddpdoctor.trace.digest import CreatedFiles, check_outside_run, loose_targets, write_digests
 
-    target = out or _default(paths)
+    target = out or _default_folder(paths)
     runs = [path for path in paths if is_run_directory(path)]
     if runs and len(paths) > 1:
         raise click.UsageError("run directories must be digested one at a time.")
@@ -55,7 +55,7 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     copies = CreatedFiles()
     with shown_progress() as progress:
         if runs:
-            targets, ranks = _recorded(runs[0], target, copies)
+            targets, ranks = _copy_records(runs[0], target, copies)
         else:
             found = find_traces(paths)
             for note in found.notes:
@@ -76,7 +76,7 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     say(f"written: {target} ({len(digest.files)} trace(s), {size / 1e6:.1f} MB)")
 
 
-def _recorded(run: str, target: Path, copies: CreatedFiles) -> tuple[dict[str, Path], dict[str, int]]:
+def _copy_records(run: str, target: Path, copies: CreatedFiles) -> tuple[dict[str, Path], dict[str, int]]:
     """Copy the records of a run directory. Returns (digest path by trace, rank by trace). Raises UnusableInput if the ranks' records
     cannot be read."""
     from ddpdoctor.rundir import TRACE_FILE, NoteCode, RunDirectory, recover
@@ -101,7 +101,7 @@ def _recorded(run: str, target: Path, copies: CreatedFiles) -> tuple[dict[str, P
     return targets, ranks
 
 
-def _default(paths: tuple[str, ...]) -> Path:
+def _default_folder(paths: tuple[str, ...]) -> Path:
     """The default output folder. It is in the working directory, because the input's folder may belong to another user."""
     is_existing_path = len(paths) == 1 and Path(paths[0]).exists()
     name = Path(os.path.realpath(paths[0])).name if is_existing_path else ""

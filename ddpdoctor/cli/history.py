@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 EXIT_REGRESSION = 1
 _MAX_FILES = 10_000
-_REPORTS = (".json", ".html")
+_REPORT_SUFFIXES = (".json", ".html")
 
 
 @click.command("history")
 @click.argument("paths", nargs=-1, required=True, metavar="DIR...")
-@output_file("--html", says="Write the history as one HTML file.")
-@output_file("--json", "json_file", says="Write the history as JSON.")
+@output_file("--html", help_text="Write the history as one HTML file.")
+@output_file("--json", "json_file", help_text="Write the history as JSON.")
 @click.option(
     "--last",
     type=click.IntRange(min=1),
@@ -67,7 +67,7 @@ def command(
     check_outputs(
         [file for _, file in sources], {"--html": (html, HISTORY_PAGE), "--json": (json_file, HISTORY)}
     )
-    recorded = _recorded(sources, skipped)
+    recorded = _diagnoses(sources, skipped)
     if not recorded:
         reason = (
             f"{', '.join(paths)}: no run and no report could be read. A run directory is made by `ddpdoctor run`, a report of traces by "
@@ -84,12 +84,14 @@ def command(
     say_written([json_file, html])
     if percent is None:
         return
-    slower, undecided = result.regression_percent(), [job for job in result.jobs if job.undecided]
+    slower, undecided_jobs = result.regression_percent(), [job for job in result.jobs if job.why_undecided]
     if slower is not None and slower > percent:
         say(f"ddpdoctor: the newest run is slower by {slower:.1f} %, more than {percent:g} %.", err=True)
         raise click.exceptions.Exit(EXIT_REGRESSION)
-    if undecided:
-        raise UnusableInput(f"{undecided[0].job}: a regression cannot be detected: {undecided[0].undecided}.")
+    if undecided_jobs:
+        raise UnusableInput(
+            f"{undecided_jobs[0].job}: a regression cannot be detected: {undecided_jobs[0].why_undecided}."
+        )
     if slower is None:
         raise UnusableInput("no job has two runs to compare: a regression cannot be detected.")
 
@@ -113,19 +115,19 @@ class SkippedSources(NamedTuple):
         self.add(path, why, started_ns, command)
 
 
-def _recorded(sources: Sequence[tuple[str, str]], skipped: SkippedSources) -> list[tuple[str, Diagnosis]]:
+def _diagnoses(sources: Sequence[tuple[str, str]], skipped: SkippedSources) -> list[tuple[str, Diagnosis]]:
     """(Path, diagnosis) of each run. If a stored diagnosis is of a running job or cannot be read, the recording is analysed again."""
     found: list[tuple[str, Diagnosis]] = []
     with diagnosing() as diagnose:
         for source, file in sources:
             try:
-                found.append((source, _newest_of(diagnose, source, file)))
+                found.append((source, _newest_diagnosis(diagnose, source, file)))
             except DdpDoctorError as error:
                 skipped.skip(source, str(error))
     return found
 
 
-def _newest_of(diagnose: Callable[..., Diagnosis], source: str, file: str) -> Diagnosis:
+def _newest_diagnosis(diagnose: Callable[..., Diagnosis], source: str, file: str) -> Diagnosis:
     from ddpdoctor.diagnose.diagnosis import RUNNING
     from ddpdoctor.report.read import read_diagnosis
 
@@ -143,12 +145,12 @@ def _command_and_start(source: str) -> tuple[Sequence[str], int | None]:
     from ddpdoctor.analysis import command_and_start
 
     try:
-        return command_and_start(source) if Path(source).is_dir() else ([], _changed_ns(source))
+        return command_and_start(source) if Path(source).is_dir() else ([], _modified_ns(source))
     except OSError:
         return [], None
 
 
-def _changed_ns(path: str) -> int | None:
+def _modified_ns(path: str) -> int | None:
     try:
         return Path(path).stat().st_mtime_ns
     except OSError:
@@ -187,20 +189,20 @@ def _sources(paths: Sequence[str], skipped: SkippedSources) -> Iterator[tuple[st
         skipped.notes.extend(sentence.removesuffix(".") for sentence in closed_folders(errors))
         for error in errors:
             folder = str(error.filename)
-            skipped.add(folder, closed_folders([error])[0], _changed_ns(folder))
+            skipped.add(folder, closed_folders([error])[0], _modified_ns(folder))
         for run in runs:
             report = Path(run) / DIAGNOSIS_FILE
             yield run, str(report) if holds_diagnosis(report) else run
         for file in _reports(path, set(runs), skipped):
             is_report = file.name in (DIAGNOSIS_FILE, REPORT_FILE) and not is_foreign_page(file)
-            is_report = is_report or (file == Path(path) and file.suffix in _REPORTS)
+            is_report = is_report or (file == Path(path) and file.suffix in _REPORT_SUFFIXES)
             if is_report or holds_diagnosis(file):
                 yield str(file), str(file)
             elif (why := _read_error(file)) is not None:
                 skipped.skip(str(file), f"{file} cannot be read: {why}")
 
 
-def _was_run(folder: str, folders: Sequence[str], files: Sequence[str]) -> bool:
+def _is_damaged_run(folder: str, folders: Sequence[str], files: Sequence[str]) -> bool:
     """Whether ``folder``, which is not a run directory now, is a damaged one without a report. ``folders`` and ``files``: its content."""
     from ddpdoctor.rundir import DIAGNOSIS_FILE, MANIFEST_FILE, REPORT_FILE, read_json
     from ddpdoctor.rundir.stops import launches_of
@@ -234,7 +236,7 @@ def _reports(path: str, runs: set[str], skipped: SkippedSources) -> Iterator[Pat
         if parent in runs:
             folders.clear()
             continue
-        if _was_run(parent, folders, files):
+        if _is_damaged_run(parent, folders, files):
             skipped.skip(
                 parent,
                 f"{parent} is a run, but neither its manifest nor a rank's document or step log can be read",
@@ -248,5 +250,5 @@ def _reports(path: str, runs: set[str], skipped: SkippedSources) -> Iterator[Pat
                 skipped.notes.append(reason)
                 skipped.add(path, reason, None)
                 return
-            if name.endswith(_REPORTS):
+            if name.endswith(_REPORT_SUFFIXES):
                 yield Path(parent) / name

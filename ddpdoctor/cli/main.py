@@ -102,10 +102,10 @@ def main() -> NoReturn:
     except click.ClickException as error:
         text = io.StringIO()
         error.show(text)
-        _put(plain_lines(text.getvalue()))
+        _print_error(plain_lines(text.getvalue()))
         code = error.exit_code
     except DdpDoctorError as error:
-        _say(f"ddpdoctor: {error}")
+        _print_sentence(f"ddpdoctor: {error}")
         code = EXIT_UNUSABLE
     except (KeyboardInterrupt, click.Abort):
         code = _EXIT_INTERRUPTED
@@ -114,10 +114,12 @@ def main() -> NoReturn:
     except OSError as error:
         reason = (error.strerror or str(error) or type(error).__name__).lower()
         named = isinstance(error.filename, (str, bytes))
-        _say(f"ddpdoctor: {os.fsdecode(error.filename)}: {reason}." if named else f"ddpdoctor: {reason}.")
+        _print_sentence(
+            f"ddpdoctor: {os.fsdecode(error.filename)}: {reason}." if named else f"ddpdoctor: {reason}."
+        )
         code = EXIT_UNUSABLE
     except Exception as error:
-        _say(f"ddpdoctor: {_defect_text(error)}")
+        _print_sentence(f"ddpdoctor: {_defect_text(error)}")
         code = EXIT_UNUSABLE
     sys.exit(flush_stdout(code if isinstance(code, int) else 0))
 
@@ -127,22 +129,22 @@ def _defect_text(error: Exception) -> str:
     if os.environ.get(TRACEBACK):
         import traceback
 
-        _put(plain_lines("".join(traceback.format_exception(error))))
+        _print_error(plain_lines("".join(traceback.format_exception(error))))
     if isinstance(error, MemoryError):
         return "not enough memory; nothing was written."
     words = " ".join(str(error).split())[:_MAX_MESSAGE_LENGTH]
-    what = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    summary = f"{type(error).__name__}: {words}" if words else type(error).__name__
     return (
-        f"stopped by a bug in ddpdoctor ({what}). Please report it with the output of the same command under "
+        f"stopped by a bug in ddpdoctor ({summary}). Please report it with the output of the same command under "
         f"{TRACEBACK}=1."
     )
 
 
-def _say(sentence: str) -> None:
-    _put(plain(sentence) + "\n")
+def _print_sentence(sentence: str) -> None:
+    _print_error(plain(sentence) + "\n")
 
 
-def _put(text: str) -> None:
+def _print_error(text: str) -> None:
     try:
         click.echo(text, err=True, nl=False)
     except (OSError, ValueError):

@@ -20,17 +20,19 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def output_file(*names: str, says: str) -> Callable[[_Command], _Command]:
-    """An option for an output file. ``says``: its help text."""
-    return click.option(*names, type=click.Path(path_type=Path), metavar="F", help=says)
+def output_file(*names: str, help_text: str) -> Callable[[_Command], _Command]:
+    """An option for an output file."""
+    return click.option(*names, type=click.Path(path_type=Path), metavar="F", help=help_text)
 
 
-def output_folder(*names: str, says: str) -> Callable[[_Command], _Command]:
-    """An option for an output folder. ``says``: its help text."""
-    return click.option(*names, type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=says)
+def output_folder(*names: str, help_text: str) -> Callable[[_Command], _Command]:
+    """An option for an output folder."""
+    return click.option(
+        *names, type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=help_text
+    )
 
 
-chosen_job = click.option(
+job_option = click.option(
     "--job",
     type=click.IntRange(min=1),
     metavar="N",
@@ -38,7 +40,7 @@ chosen_job = click.option(
 )
 
 
-number_of_processes = click.option(
+processes_option = click.option(
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
@@ -61,7 +63,7 @@ def check_outputs(inputs: Sequence[str], outputs: Mapping[str, tuple[Path | None
         same: object = "-"
         if not is_stdout(path):
             special = os.path.exists(path) and not os.path.isfile(path)  # noqa: PTH110, PTH113
-            if not special and any(_reads(source, path) for source in inputs):
+            if not special and any(_is_read_from(source, path) for source in inputs):
                 raise DdpDoctorError(f"{option} {path} would overwrite an input: name another file.")
             check_file(path, form)
             if special:
@@ -108,7 +110,7 @@ def open_in_browser(page: Path) -> None:
         say(f"no browser was found here; the report is {page}.", err=True)
 
 
-def _reads(source: str, path: Path) -> bool:
+def _is_read_from(source: str, path: Path) -> bool:
     """Whether ``path`` is read as part of the input ``source`` (a file, folder or pattern)."""
     from ddpdoctor.report.read import holds_diagnosis
     from ddpdoctor.rundir import run_directories

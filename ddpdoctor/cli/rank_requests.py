@@ -103,7 +103,7 @@ _ANSWER_S = 4.0
 _POLL_S = 0.5
 _MIN_SILENCE_S, _TIMES_LONGEST, _TIMES_IN_LONG_PHASE = 60.0, Tuning.times_longest, Tuning.times_in_long_phase
 """Limit of the time without a finished step, see :func:`why_no_window`."""
-_SAVED, _OVER = "saved", ("saved", "skipped", "failed")
+_SAVED_STATE, _FINAL_STATES = "saved", ("saved", "skipped", "failed")
 """States of a window in rank.json: success, and all final states."""
 
 
@@ -129,21 +129,21 @@ def capture(run: Path, steps: int, first: int | None) -> None:
             f"STEP, such as {first_possible * 2}; the ranks reach step {first_possible} in {LEAD_S:.0f} s."
         )
     begin = first or first_possible
-    order = CaptureRequest(new_request(), _number(run, live, hosts_here, begin), begin, steps)
-    _order_all(live, ranks, order)
-    until = f" to {order.first + steps - 1}" if steps > 1 else ""
-    say(f"window {order.number}: steps {order.first}{until} on {len(ranks)} ranks of this host")
+    request = CaptureRequest(new_request(), _window_number(run, live, hosts_here, begin), begin, steps)
+    _send_request(live, ranks, request)
+    until = f" to {request.first + steps - 1}" if steps > 1 else ""
+    say(f"window {request.number}: steps {request.first}{until} on {len(ranks)} ranks of this host")
     try:
-        _wait(run, live, ranks, order)
+        _wait_until_saved(run, live, ranks, request)
     except KeyboardInterrupt:
         say(
-            f"The ranks still record the window; then `ddpdoctor analyze {run} --window {order.number}` diagnoses it.",
+            f"The ranks still record the window; then `ddpdoctor analyze {run} --window {request.number}` diagnoses it.",
             err=True,
         )
         raise
     finally:
         for rank in ranks:
-            delete_requests(rank.spool, order.request, CAPTURE_ANSWER)
+            delete_requests(rank.spool, request.request, CAPTURE_ANSWER)
 
 
 def why_no_window(live: LiveRun, ranks: Sequence[Present], silent_s: float) -> str | None:
@@ -188,12 +188,12 @@ def _first_step(ranks: Sequence[LiveRank]) -> int:
     times = [ms for each in ranks if (ms := step_ms(each, RECENT_STEPS))]
     if not times:
         raise UnusableInput("no rank has finished a step yet: there is nothing to capture.")
-    newest = max(each.steps_total for each in ranks)
+    newest_step = max(each.steps_total for each in ranks)
     # The known steps are up to a second old.
-    return newest + 2 + math.ceil((LEAD_S + 1.0) / (statistics.median(times) / 1e3))
+    return newest_step + 2 + math.ceil((LEAD_S + 1.0) / (statistics.median(times) / 1e3))
 
 
-def _number(run: Path, live: LiveRun, hosts_here: Collection[str | None], first: int) -> int:
+def _window_number(run: Path, live: LiveRun, hosts_here: Collection[str | None], first: int) -> int:
     """Number of the window that begins at step ``first``: the number of a window of other hosts with that step, else a new one."""
     used = {
         each.rank: {
@@ -220,17 +220,17 @@ def _captures(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _order_all(live: LiveRun, ranks: Sequence[Present], order: CaptureRequest) -> None:
+def _send_request(live: LiveRun, ranks: Sequence[Present], request: CaptureRequest) -> None:
     """Send the request to the ranks; if a rank refuses or does not answer, withdraw it. Raises UnusableInput."""
     for rank in ranks:
-        request_capture(rank.spool, order)
-    found = answers(ranks, CAPTURE_ANSWER, order.request, _ANSWER_S)
-    silent = [rank.rank for rank in ranks if rank.rank not in found]
+        request_capture(rank.spool, request)
+    found = answers(ranks, CAPTURE_ANSWER, request.request, _ANSWER_S)
+    unanswered = [rank.rank for rank in ranks if rank.rank not in found]
     refused = {rank: str(answer["why"]) for rank, answer in found.items() if answer.get("why")}
-    if not silent and not refused:
+    if not unanswered and not refused:
         return
     for rank in ranks:
-        delete_requests(rank.spool, order.request, CAPTURE_ORDER, CAPTURE_ANSWER)
+        delete_requests(rank.spool, request.request, CAPTURE_ORDER, CAPTURE_ANSWER)
     if stopped := [rank.rank for rank in ranks if is_stopped(rank)]:
         raise UnusableInput(f"no window, because rank {stopped[0]} is {STOPPED}.")
     if refused and (stalled_s := live.long_silence_s()) is not None:
@@ -241,12 +241,12 @@ def _order_all(live: LiveRun, ranks: Sequence[Present], order: CaptureRequest) -
         rank_number, why = next(iter(refused.items()))
         raise UnusableInput(f"no window, because rank {rank_number} cannot open one: {why}.")
     raise UnusableInput(
-        f"no window, because rank {silent[0]} does not answer: a thread may hold Python's lock (the GIL), or the job "
+        f"no window, because rank {unanswered[0]} does not answer: a thread may hold Python's lock (the GIL), or the job "
         "was started with --hang-after 0, which disables the thread that answers."
     )
 
 
-def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureRequest) -> None:
+def _wait_until_saved(run: Path, live: LiveRun, ranks: Sequence[Present], request: CaptureRequest) -> None:
     """Wait until the window is over on all ranks or cannot open. Raises UnusableInput if no rank saved a trace."""
     folders = {rank.rank: live.ranks[rank.rank].log.path.parent for rank in ranks if rank.rank in live.ranks}
     silent_since_s, progress = time.monotonic() - (live.silent_s() or 0.0), ""
@@ -255,10 +255,10 @@ def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureRequ
         live.look()
         recover(str(run))
         states = {
-            rank: next((c for c in _captures(folder) if c.get("number") == order.number), {})
+            rank: next((c for c in _captures(folder) if c.get("number") == request.number), {})
             for rank, folder in folders.items()
         }
-        if _is_over(live, ranks, states.values()):
+        if _is_final(live, ranks, states.values()):
             break
         before, progress = progress, f"{states} {[each.steps_total for each in live.ranks.values()]}"
         if before and progress != before:
@@ -268,24 +268,24 @@ def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureRequ
             break
         time.sleep(_POLL_S)
     for rank in ranks:
-        delete_requests(rank.spool, order.request, CAPTURE_ORDER)
+        delete_requests(rank.spool, request.request, CAPTURE_ORDER)
     if why is not None:
         raise UnusableInput(f"the window is cancelled, because {why}")
     live.look()  # ranks may have ended since
     ended = f"the job {'was killed' if live.gone else 'ended'} before it was saved"
     for number, state in states.items():
-        if state.get("state") != _SAVED:
+        if state.get("state") != _SAVED_STATE:
             say(f"Note: rank {number} has no trace of the window: {state.get('why') or ended}.", err=True)
-    saved = sum(state.get("state") == _SAVED for state in states.values())
+    saved = sum(state.get("state") == _SAVED_STATE for state in states.values())
     if not saved:
         raise UnusableInput("no rank saved a trace.")
-    say(f"{saved} traces saved; `ddpdoctor analyze {run} --window {order.number}` diagnoses them")
+    say(f"{saved} traces saved; `ddpdoctor analyze {run} --window {request.number}` diagnoses them")
 
 
-def _is_over(live: LiveRun, ranks: Sequence[Present], states: Collection[Mapping[str, Any]]) -> bool:
+def _is_final(live: LiveRun, ranks: Sequence[Present], states: Collection[Mapping[str, Any]]) -> bool:
     """Whether the ``states`` of the window are final. Traces that are being saved are still saved after their ranks end."""
-    now = [state.get("state") for state in states]
-    if live.over or all(state in _OVER for state in now):
+    states_now = [state.get("state") for state in states]
+    if live.over or all(state in _FINAL_STATES for state in states_now):
         return True
-    left = {rank.spool for rank in living_ranks(str(live.path))}
-    return "saving" not in now and left.isdisjoint(rank.spool for rank in ranks)
+    alive = {rank.spool for rank in living_ranks(str(live.path))}
+    return "saving" not in states_now and alive.isdisjoint(rank.spool for rank in ranks)

@@ -51,7 +51,7 @@ def shown_progress() -> Iterator[Progress]:
         def show(stage: Stage, part: float | None) -> None:
             begins = current != [stage]
             current[:] = [stage]
-            line.update(task, description=_words(stage, part), refresh=begins)
+            line.update(task, description=_progress_text(stage, part), refresh=begins)
 
         yield show
 
@@ -67,7 +67,7 @@ def per_item_progress(progress: Progress, stage: Stage, count: int) -> Iterator[
         yield on_progress
 
 
-def _words(stage: Stage, part: float | None) -> str:
+def _progress_text(stage: Stage, part: float | None) -> str:
     """The progress as text: ``2/7 reading traces, 40 %``."""
     stages = list(Stage)
     done = "" if part is None else f", {part:.0%}".replace("%", " %")
@@ -90,7 +90,7 @@ def import_numpy_single_threaded() -> None:
         del os.environ["OPENBLAS_NUM_THREADS"]
 
 
-def own_config() -> Config:
+def load_configuration() -> Config:
     """The configuration from the working directory or a folder above it. Prints a note for each file that is ignored because another
     user owns it."""
     from ddpdoctor.diagnose.config import load_config
@@ -111,7 +111,7 @@ def configured(progress: Progress = no_progress, rules: Sequence[Path] = (), **f
     from ddpdoctor.diagnose.config import check_config
     from ddpdoctor.diagnose.load import load_rules
 
-    config = own_config()
+    config = load_configuration()
     loaded = load_rules([*config.rules, *rules])
     check_config(config, loaded)
     return Options(

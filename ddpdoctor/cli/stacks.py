@@ -105,10 +105,12 @@ _NO_ANSWER_REASONS = (
 
 def _state_text(answer: Mapping[str, Any]) -> str:
     step, since_ns, at_ns = (answer.get(name) for name in ("step", "step_since_ns", "at_ns"))
-    lasts = f" for {(at_ns - since_ns) / 1e9:.1f} s" if since_ns and at_ns and at_ns >= since_ns else ""
+    duration_text = (
+        f" for {(at_ns - since_ns) / 1e9:.1f} s" if since_ns and at_ns and at_ns >= since_ns else ""
+    )
     age_ns = time.time_ns() - at_ns if at_ns else 0
     stale = f", {age_ns / 1e9:.0f} s ago" if age_ns > 10e9 else ""
-    in_step = "" if step is None else f"in step {step:,}{lasts}: "
+    in_step = "" if step is None else f"in step {step:,}{duration_text}: "
     return f"{in_step}{answer.get('phase') or 'running'}{stale}"
 
 

@@ -237,13 +237,13 @@ def serve_findings(
         raise DdpDoctorError(
             f"--prometheus: {address[0]}:{address[1]} cannot be served on: {error}."
         ) from error
-    ended, end = os.pipe()
-    thread = threading.Thread(target=scrapes.serve, args=(ended,), daemon=True)
+    end_read, end_write = os.pipe()
+    thread = threading.Thread(target=scrapes.serve, args=(end_read,), daemon=True)
     thread.start()
 
     def stop() -> None:
-        os.close(end)
+        os.close(end_write)
         thread.join()
-        os.close(ended)
+        os.close(end_read)
 
     return stop

@@ -72,13 +72,13 @@ def frame(
     hint_text = f"q quit · s sort (by {view.sort.value}) · r reverse · p phases"
     hint = [Text(hint_text, style="dim")] if keys else []
     parts: list[RenderableType] = [
-        _state(run),
+        _state_line(run),
         *hint,
         *_stall_lines(run, now or {}),
-        _verdict(verdict, run.over),
+        _verdict_text(verdict, run.over),
     ]
     if run.ranks:
-        parts += [Text(""), _pace(run), *_whole_run(run), *_sparkline(run), *phase_bar(run), Text("")]
+        parts += [Text(""), _progress_line(run), *_run_line(run), *_sparkline(run), *phase_bar(run), Text("")]
         parts.append(rank_table(run, view, now or {}))
         more = len(run.ranks) - MAX_ROWS
         if more > 0:
@@ -92,7 +92,7 @@ def frame(
     return Group(*parts)
 
 
-def _state(run: LiveRun) -> Text:
+def _state_line(run: LiveRun) -> Text:
     manifest = run.manifest
     started = manifest.get("started_ns")
     ended = manifest.get("ended_ns")
@@ -129,7 +129,7 @@ def _stall_lines(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[Ren
     for each in answers[:MAX_ROWS]:
         newest = {stop.rank: stop for stop in sorted(stops.ranks, key=lambda stop: stop.repeat)}
         stop = newest.get(each.get("rank", -1))
-        place = _place(run, stop) if stop else ()
+        place = _current_frame(run, stop) if stop else ()
         state = "is stuck" if each.get("answered") else "does not answer"
         state = next((verb for verb in ("waits", "computes") if each.get(verb)), state)
         style = "dim" if each.get("waits") else "red"
@@ -138,7 +138,7 @@ def _stall_lines(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[Ren
     return found
 
 
-def _place(run: LiveRun, stop: RankStop) -> Sequence[Any]:
+def _current_frame(run: LiveRun, stop: RankStop) -> Sequence[Any]:
     """The current frame of the user's program on a rank; () if unknown."""
     if says_gil_is_held(stop.faults):
         return innermost_frame(stop.faults) or ()
@@ -150,7 +150,7 @@ def _place(run: LiveRun, stop: RankStop) -> Sequence[Any]:
     return innermost(documents[0]) if documents else ()
 
 
-def _verdict(verdict: LiveVerdict, over: bool) -> Text:
+def _verdict_text(verdict: LiveVerdict, over: bool) -> Text:
     style = {True: "bold green", False: "bold red", None: "dim"}[verdict.healthy]
     text = Text(plain(verdict.headline), style=style)
     if verdict.cost:
@@ -163,7 +163,7 @@ def _verdict(verdict: LiveVerdict, over: bool) -> Text:
     return text
 
 
-def _pace(run: LiveRun) -> Text:
+def _progress_line(run: LiveRun) -> Text:
     times = [ms for live in run.ranks.values() if (ms := step_ms(live, RECENT_STEPS)) is not None]
     restarts = max(live.restarts for live in run.ranks.values())
     pieces = [
@@ -179,7 +179,7 @@ def _pace(run: LiveRun) -> Text:
     return Text(" · ".join(pieces) + f"   (newest {RECENT_STEPS} steps)" * bool(times))
 
 
-def _whole_run(run: LiveRun) -> list[Text]:
+def _run_line(run: LiveRun) -> list[Text]:
     """One line with the parts of the wall time so far; [] if unknown."""
     found = run_so_far(run)
     if found is None:
@@ -209,7 +209,7 @@ def _sparkline(run: LiveRun) -> list[Text]:
 
 def _gpu_table(run: LiveRun) -> Table | None:
     """Table of the GPUs of all hosts; None without values from NVML."""
-    table = _columns("GPU", "host", "utilisation", "memory used", "power", "temperature")
+    table = _table_with_columns("GPU", "host", "utilisation", "memory used", "power", "temperature")
     for host, sample in sorted(run.samples.items()):
         for gpu in sample.get("gpus") or []:
             if table.row_count >= MAX_ROWS:
@@ -217,10 +217,10 @@ def _gpu_table(run: LiveRun) -> Table | None:
             table.add_row(
                 str(gpu.get("index")),
                 Text(plain(host)),
-                _known(gpu.get("gpu_utilization_percent"), _percent),
-                _known(gpu.get("memory_used_bytes"), words.size),
-                _known(gpu.get("power_watts"), "{:.0f} W".format),
-                _known(gpu.get("temperature_celsius"), "{:.0f} °C".format),
+                _value_or_dash(gpu.get("gpu_utilization_percent"), _percent),
+                _value_or_dash(gpu.get("memory_used_bytes"), words.size),
+                _value_or_dash(gpu.get("power_watts"), "{:.0f} W".format),
+                _value_or_dash(gpu.get("temperature_celsius"), "{:.0f} °C".format),
             )
     return table if table.row_count else None
 
@@ -278,52 +278,59 @@ class View:
 
 def rank_table(run: LiveRun, view: View, now: Mapping[int, Mapping[str, Any]]) -> Table:
     """Table of the ranks in the order of the view. ``now``: documents with current phase and line, by rank of this host."""
-    ranks = _ordered(run, view)
+    ranks = _sorted_ranks(run, view)
     return _phase_table(run, ranks) if view.phases else _time_table(run, ranks, now)
 
 
 def _time_table(run: LiveRun, ranks: Sequence[LiveRank], now: Mapping[int, Mapping[str, Any]]) -> Table:
-    has_several_hosts = _several_hosts(run)
+    has_several_hosts = _has_several_hosts(run)
     host = ["host"] if has_several_hosts else []
-    table = _columns("rank", *host, "step", "step time", "late by", "data wait", "CPU", "memory", "now")
+    table = _table_with_columns(
+        "rank", *host, "step", "step time", "late by", "data wait", "CPU", "memory", "now"
+    )
     for live in ranks:
         step_time_ms, late_ms = step_ms(live, RECENT_STEPS), run.lateness.by_rank_ms.get(live.rank)
         is_late = late_ms is not None and step_time_ms is not None and late_ms > LATE_SHARE * step_time_ms
         resources = _resources(run, live)
         table.add_row(
             str(live.rank),
-            *_host(live, has_several_hosts),
+            *_host_cell(live, has_several_hosts),
             f"{live.steps_total - 1:,}" if live.steps else "none yet",
-            _known(step_time_ms, words.milliseconds),
+            _value_or_dash(step_time_ms, words.milliseconds),
             Text(
-                _known(late_ms, lambda ms: words.milliseconds(max(ms, 0.0))),
+                _value_or_dash(late_ms, lambda ms: words.milliseconds(max(ms, 0.0))),
                 style="bold red" if is_late else "",
             ),
-            _known(data_wait_ms(live, RECENT_STEPS), words.milliseconds),
-            _known(resources.get("cpu_percent"), _percent),
-            _known(resources.get("rss_bytes"), words.size),
-            _now(run, live, now.get(live.rank)),
+            _value_or_dash(data_wait_ms(live, RECENT_STEPS), words.milliseconds),
+            _value_or_dash(resources.get("cpu_percent"), _percent),
+            _value_or_dash(resources.get("rss_bytes"), words.size),
+            _position(run, live, now.get(live.rank)),
         )
     return table
 
 
-def _several_hosts(run: LiveRun) -> bool:
+def _has_several_hosts(run: LiveRun) -> bool:
     return len({live.host for live in run.ranks.values()}) > 1
 
 
-def _host(live: LiveRank, has_several_hosts: bool) -> list[Text]:
+def _host_cell(live: LiveRank, has_several_hosts: bool) -> list[Text]:
     """The cell of the host column, which is shown only with several hosts."""
     return [Text(plain(live.host) or "?")] if has_several_hosts else []
 
 
 def _phase_table(run: LiveRun, ranks: Sequence[LiveRank]) -> Table:
-    has_several_hosts = _several_hosts(run)
+    has_several_hosts = _has_several_hosts(run)
     shares = {live.rank: phase_shares(live, RECENT_STEPS) for live in ranks}
     shown = [phase for phase in LivePhase if any(phase in each for each in shares.values())]
-    table = _columns("rank", *(["host"] if has_several_hosts else []), *(phase.value for phase in shown))
+    table = _table_with_columns(
+        "rank", *(["host"] if has_several_hosts else []), *(phase.value for phase in shown)
+    )
     for live in ranks:
-        cells = [_known(shares[live.rank].get(phase), "{:.0%}".format).replace("%", " %") for phase in shown]
-        table.add_row(str(live.rank), *_host(live, has_several_hosts), *cells)
+        cells = [
+            _value_or_dash(shares[live.rank].get(phase), "{:.0%}".format).replace("%", " %")
+            for phase in shown
+        ]
+        table.add_row(str(live.rank), *_host_cell(live, has_several_hosts), *cells)
     return table
 
 
@@ -346,19 +353,19 @@ def phase_bar(run: LiveRun) -> list[Text]:
     return [bar, legend]
 
 
-def _ordered(run: LiveRun, view: View) -> list[LiveRank]:
+def _sorted_ranks(run: LiveRun, view: View) -> list[LiveRank]:
     late = run.lateness.by_rank_ms
     found = sorted(run.ranks.values(), key=lambda live: live.rank)
     if view.sort is Sort.RANK:
-        last = sorted(found, key=lambda live: -late.get(live.rank, 0.0))[:MAX_ROWS]
-        return sorted(last, key=lambda live: live.rank, reverse=view.reverse)
-    values = {live.rank: _value(run, live, view.sort) for live in found}
+        latest = sorted(found, key=lambda live: -late.get(live.rank, 0.0))[:MAX_ROWS]
+        return sorted(latest, key=lambda live: live.rank, reverse=view.reverse)
+    values = {live.rank: _sort_value(run, live, view.sort) for live in found}
     known = [live for live in found if values[live.rank] is not None]
     known.sort(key=lambda live: values[live.rank] or 0.0, reverse=not view.reverse)
     return [*known, *(live for live in found if values[live.rank] is None)][:MAX_ROWS]
 
 
-def _value(run: LiveRun, live: LiveRank, sort: Sort) -> float | None:
+def _sort_value(run: LiveRun, live: LiveRank, sort: Sort) -> float | None:
     if sort is Sort.LATE:
         return run.lateness.by_rank_ms.get(live.rank)
     if sort is Sort.STEP:
@@ -403,17 +410,21 @@ def _shortened_path(path: str, room: int) -> str:
     return name if len(name) <= room else f"…{end}"
 
 
-def _now(run: LiveRun, live: LiveRank, progress: Mapping[str, Any] | None) -> LineOfCode:
+def _position(run: LiveRun, live: LiveRank, progress: Mapping[str, Any] | None) -> LineOfCode:
     """The rank's current phase and line, and the duration of its step if it is long."""
-    since_s = live.since_last_step_s()
+    step_so_far_s = live.since_last_step_s()
     if run.over or live.ended:
         return LineOfCode("ended")
-    lasts = f" for {whole_seconds(since_s)}" if since_s is not None and since_s >= _LONG_STEP_S else ""
+    duration_text = (
+        f" for {whole_seconds(step_so_far_s)}"
+        if step_so_far_s is not None and step_so_far_s >= _LONG_STEP_S
+        else ""
+    )
     if progress is None:
-        return LineOfCode(f"in a step{lasts}" if lasts else "")
+        return LineOfCode(f"in a step{duration_text}" if duration_text else "")
     file, *line = innermost(progress) or [""]
     phase = progress.get("phase") or "in a step"
-    return LineOfCode(f"{phase} " if line else phase, [PurePath(str(file)).name, *line], lasts)
+    return LineOfCode(f"{phase} " if line else phase, [PurePath(str(file)).name, *line], duration_text)
 
 
 def innermost(document: Mapping[str, Any]) -> Sequence[Any]:
@@ -422,7 +433,7 @@ def innermost(document: Mapping[str, Any]) -> Sequence[Any]:
     return found if len(found) == 3 else ()
 
 
-def _columns(*names: str) -> Table:
+def _table_with_columns(*names: str) -> Table:
     """An empty table with the columns ``names``. Numbers are right-aligned, text is left-aligned."""
     text_columns = ("host", "now")
     table = plain_table()
@@ -438,7 +449,7 @@ def whole_seconds(duration_s: float) -> str:
     return words.seconds(duration_s) if duration_s >= 60 else f"{duration_s:.0f} s"
 
 
-def _known(value: float | None, show: Callable[[float], str]) -> str:
+def _value_or_dash(value: float | None, show: Callable[[float], str]) -> str:
     """``value`` as text; a dash if it is unknown."""
     return "–" if value is None else show(value)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import words
-from ddpdoctor.report.compare_settings import Change, other_changes, sizes
+from ddpdoctor.report.compare_settings import Change, other_changes, size_differences
 
 COMPARISON_SCHEMA = "ddpdoctor.comparison/1"
 CONFIDENCE = 0.95
@@ -142,19 +142,19 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
     """Compare two diagnoses of the same job. The bootstrap is seeded, so the result is deterministic."""
     old, new = _step_times(before), _step_times(after)
     ratio = _ratio(old, new)
-    differences, notes = sizes(before, after)
+    differences, notes = size_differences(before, after)
     if before.steps.source != after.steps.source:
         notes.append(
             f"Step times come from the {before.steps.source} before and from the {after.steps.source} after, "
             "which place the boundaries between steps slightly differently."
         )
-    if once := _sees_operators_once(before, after):
+    if where := _side_with_operators(before, after):
         notes.append(
-            f"Operators outside of forward, backward and optimizer were recorded only {once} (profiler window); else their time is host "
+            f"Operators outside of forward, backward and optimizer were recorded only {where} (profiler window); else their time is host "
             "work. So computation and host work are compared together."
         )
-    findings = _findings(before, after, comparable=not differences)
-    notes += _predicted_and_actual(before, after, findings)
+    findings = _finding_changes(before, after, comparable=not differences)
+    notes += _saving_sentences(before, after, findings)
     sides = _side(before, old), _side(after, new)
     notes += [
         f"The job {which} {side.stopped}: only its steps until then are compared."
@@ -166,7 +166,7 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
         for which, side in (("before", before), ("after", after))
         if (count := words.restarts(side))
     ]
-    notes += _notes_of(before, after)
+    notes += _side_notes(before, after)
     judgement = _judgement(ratio, differences)
     return Comparison(
         verdict=_verdict(judgement, ratio, sides, differences),
@@ -175,15 +175,15 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
         after=sides[1],
         ratio=ratio,
         differences=differences,
-        run=_run(before, after),
-        breakdown=_breakdown(before, after),
+        run=_run_changes(before, after),
+        breakdown=_breakdown_changes(before, after),
         findings=findings,
         changes=other_changes(before, after),
         notes=notes,
     )
 
 
-def _notes_of(before: Diagnosis, after: Diagnosis) -> list[str]:
+def _side_notes(before: Diagnosis, after: Diagnosis) -> list[str]:
     """The notes of both diagnoses, each with its side, because data missing in a diagnosis are also missing in the comparison."""
     both = set(before.notes) & set(after.notes)
     sides = {
@@ -311,28 +311,28 @@ def _verdict(judgement: str, ratio: Ratio | None, sides: tuple[Side, Side], diff
 _COMPUTE_AND_HOST = "compute_and_host_work"
 
 
-def _sees_operators_once(before: Diagnosis, after: Diagnosis) -> str | None:
+def _side_with_operators(before: Diagnosis, after: Diagnosis) -> str | None:
     """The only side on which operators outside of the phases were recorded, "before" or "after"; None if both or neither. On the
     other side their time counts as host work."""
     seen = [words.lookup(each.facts, "steps.operators_seen") is True for each in (before, after)]
     return None if seen[0] == seen[1] else "before" if seen[0] else "after"
 
 
-def _parts_of(diagnosis: Diagnosis, together: bool) -> dict[str, float]:
-    """The breakdown. ``together``: with computation and host work as one part."""
+def _breakdown_parts(diagnosis: Diagnosis, combine: bool) -> dict[str, float]:
+    """The breakdown. ``combine``: with computation and host work as one part."""
     parts = dict(diagnosis.breakdown)
-    if not together or not parts:
+    if not combine or not parts:
         return parts
     whole = sum(parts.pop(part, 0.0) for part in (Part.COMPUTE, Part.HOST))
     return {_COMPUTE_AND_HOST: whole, **parts}
 
 
-def _breakdown(before: Diagnosis, after: Diagnosis) -> list[PartChange]:
+def _breakdown_changes(before: Diagnosis, after: Diagnosis) -> list[PartChange]:
     rows = []
-    together = _sees_operators_once(before, after) is not None
-    both = [_parts_of(each, together) for each in (before, after)]
+    combine = _side_with_operators(before, after) is not None
+    parts_by_side = [_breakdown_parts(each, combine) for each in (before, after)]
     for part in (_COMPUTE_AND_HOST, *PARTS):
-        shares = [parts.get(part, 0.0) if parts else None for parts in both]
+        shares = [parts.get(part, 0.0) if parts else None for parts in parts_by_side]
         if not any(shares):
             continue
         ms = [
@@ -347,7 +347,7 @@ def _breakdown(before: Diagnosis, after: Diagnosis) -> list[PartChange]:
     return rows
 
 
-def _run(before: Diagnosis, after: Diagnosis) -> list[RunPartChange]:
+def _run_changes(before: Diagnosis, after: Diagnosis) -> list[RunPartChange]:
     old, new = words.run_parts(before), words.run_parts(after)
     if not old or not new:
         return []
@@ -358,16 +358,19 @@ def _run(before: Diagnosis, after: Diagnosis) -> list[RunPartChange]:
     ]
 
 
-_ONE_SIDED = {"resolved": "before only", "new": "after only"}
+_INCOMPARABLE_STATUS = {"resolved": "before only", "new": "after only"}
 
 
-def _findings(before: Diagnosis, after: Diagnosis, *, comparable: bool) -> list[FindingChange]:
+def _finding_changes(before: Diagnosis, after: Diagnosis, *, comparable: bool) -> list[FindingChange]:
     """One row per finding of either side, costliest first."""
     was_checked = _was_checked(before), _was_checked(after)
     pairs = _matched_findings(before.findings, after.findings)
-    rows = [_finding(old, new, before, was_checked) for old, new in pairs]
+    rows = [_finding_change(old, new, before, was_checked) for old, new in pairs]
     if not comparable:
-        rows = [msgspec.structs.replace(row, status=_ONE_SIDED.get(row.status, row.status)) for row in rows]
+        rows = [
+            msgspec.structs.replace(row, status=_INCOMPARABLE_STATUS.get(row.status, row.status))
+            for row in rows
+        ]
     return sorted(rows, key=lambda r: -max(r.before_ms_per_step or 0.0, r.after_ms_per_step or 0.0))
 
 
@@ -375,19 +378,19 @@ def _matched_findings(
     before: Sequence[Finding], after: Sequence[Finding]
 ) -> list[tuple[Finding | None, Finding | None]]:
     """Pairs of findings with the same rule and, if possible, the same ranks. The partner is None without a match."""
-    left: dict[str, list[Finding]] = {}
+    unmatched_by_rule: dict[str, list[Finding]] = {}
     for new in after:
-        left.setdefault(new.rule, []).append(new)
+        unmatched_by_rule.setdefault(new.rule, []).append(new)
     pairs: list[tuple[Finding | None, Finding | None]] = []
     for old in before:
-        same_rule = left.get(old.rule, [])
+        same_rule = unmatched_by_rule.get(old.rule, [])
         exact = next((place for place, new in enumerate(same_rule) if new.ranks == old.ranks), 0)
         pairs.append((old, same_rule.pop(exact) if same_rule else None))
-    unmatched = {id(new) for findings in left.values() for new in findings}
+    unmatched = {id(new) for findings in unmatched_by_rule.values() for new in findings}
     return [*pairs, *((None, new) for new in after if id(new) in unmatched)]
 
 
-def _finding(
+def _finding_change(
     old: Finding | None, new: Finding | None, before: Diagnosis, was_checked: tuple[_WasChecked, _WasChecked]
 ) -> FindingChange:
     shown = new or old
@@ -420,10 +423,10 @@ def _was_checked(diagnosis: Diagnosis) -> _WasChecked:
 
 def _cost_changed(old: Finding, new: Finding, step_ms: float) -> bool:
     change_ms = abs((new.costs_ms_per_step or 0.0) - (old.costs_ms_per_step or 0.0))
-    cost_differs = change_ms > _MIN_CHANGE_SHARE * step_ms and not (
+    has_cost_change = change_ms > _MIN_CHANGE_SHARE * step_ms and not (
         _in_range(old, new) and _in_range(new, old)
     )
-    return old.severity != new.severity or old.ranks != new.ranks or cost_differs
+    return old.severity != new.severity or old.ranks != new.ranks or has_cost_change
 
 
 def _in_range(one: Finding, other: Finding) -> bool:
@@ -432,7 +435,7 @@ def _in_range(one: Finding, other: Finding) -> bool:
     return ends_ms is not None and cost_ms is not None and ends_ms[0] <= cost_ms <= ends_ms[1]
 
 
-def _predicted_and_actual(before: Diagnosis, after: Diagnosis, rows: list[FindingChange]) -> list[str]:
+def _saving_sentences(before: Diagnosis, after: Diagnosis, rows: list[FindingChange]) -> list[str]:
     """A sentence with the estimated and the actual saving if exactly one finding with a cost is resolved; else []."""
     resolved_rules = {
         row.rule for row in rows if row.status == "resolved" and row.before_ms_per_step is not None

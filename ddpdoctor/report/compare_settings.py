@@ -12,9 +12,9 @@ from ddpdoctor.diagnose.facts_view import lookup
 from ddpdoctor.report import words
 from ddpdoctor.report.job_view import BUILT_AT, command_line, settings_groups
 
-_SAME_BATCH = 0.01
+_BATCH_TOLERANCE = 0.01
 """Batch sizes that differ by a smaller share count as equal, because a shorter last batch changes the mean a little."""
-_USUAL_MICRO_BATCHES = 0.1
+_MICRO_BATCH_TOLERANCE = 0.1
 """The mean number of micro-batches is rounded if it differs from an integer by at most this share. A few steps with fewer
 micro-batches, for example if accelerate synchronises at the end of an epoch, hardly change the median step."""
 _RUN_VARIABLES = re.compile(
@@ -34,7 +34,7 @@ class Change(msgspec.Struct, frozen=True):
     after: str
 
 
-def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]:
+def size_differences(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]:
     """(Differences that make step times incomparable, notes on other limits of the comparison)."""
     differences, notes = [], []
     for what, old, new in (
@@ -48,10 +48,10 @@ def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]
                 notes.append(
                     f"The {what} was recorded on one side only and is assumed to be the same on both."
                 )
-        elif not _same(old, new):
+        elif not _is_same(old, new):
             differences.append(Change(what, _text(old), _text(new)))
     micro = [lookup(each.facts, "steps.micro_batches") or 1.0 for each in (before, after)]
-    if not differences and abs(micro[0] - micro[1]) > _SAME_BATCH * max(micro):
+    if not differences and abs(micro[0] - micro[1]) > _BATCH_TOLERANCE * max(micro):
         old, new = map(_text, micro)
         notes.append(
             f"On average, a step has {old} micro-batches before and {new} after, as where an epoch ends within an accumulation; most steps "
@@ -76,7 +76,7 @@ def batch_size(diagnosis: Diagnosis) -> float | None:
     facts = diagnosis.facts
     size = lookup(facts, "steps.batch_size") or lookup(facts, "loader.batch_size")
     micro = float(lookup(facts, "steps.micro_batches") or 1.0)
-    usual = micro if abs(micro - round(micro)) > _USUAL_MICRO_BATCHES * micro else float(round(micro))
+    usual = micro if abs(micro - round(micro)) > _MICRO_BATCH_TOLERANCE * micro else float(round(micro))
     return float(size) * usual if size else None
 
 
@@ -84,9 +84,9 @@ def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else words.quantity(value, "")
 
 
-def _same(old: object, new: object) -> bool:
+def _is_same(old: object, new: object) -> bool:
     if isinstance(old, float) and isinstance(new, float):
-        return abs(old - new) <= _SAME_BATCH * max(old, new)
+        return abs(old - new) <= _BATCH_TOLERANCE * max(old, new)
     return old == new
 
 
@@ -95,17 +95,17 @@ def other_changes(before: Diagnosis, after: Diagnosis) -> list[Change]:
 
     A value that only one side has counts only if ddpdoctor recorded both sides, because traces contain few values.
     """
-    old, new = _listed(before), _listed(after)
-    recorded = bool(before.job.settings) and bool(after.job.settings)
-    shared = dict.fromkeys([*old, *new]) if recorded else [name for name in old if name in new]
-    names = [name for name in shared if old.get(name) != new.get(name)]
+    old, new = _listed_values(before), _listed_values(after)
+    both_recorded = bool(before.job.settings) and bool(after.job.settings)
+    candidates = dict.fromkeys([*old, *new]) if both_recorded else [name for name in old if name in new]
+    names = [name for name in candidates if old.get(name) != new.get(name)]
     return [
         Change(name, old.get(name, words.ABSENT), new.get(name, words.ABSENT))
         for name in names[:_MAX_CHANGES]
     ]
 
 
-def _listed(diagnosis: Diagnosis) -> Mapping[str, str]:
+def _listed_values(diagnosis: Diagnosis) -> Mapping[str, str]:
     job = diagnosis.job
     listed = {"backend": job.backend or "", "command": command_line(job.command)}
     listed |= {f"version of {name}": version for name, version in job.versions.items()}

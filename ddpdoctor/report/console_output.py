@@ -19,18 +19,18 @@ PADDING = 2
 _WORD = re.compile(r"[^ \n]+")
 
 
-def truncated(text: str, most: int = MAX_TEXT_LENGTH) -> str:
-    """``text``, or if it is longer than ``most`` characters, its beginning and its length."""
-    return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"
+def truncated(text: str, max_length: int = MAX_TEXT_LENGTH) -> str:
+    """``text``, or if it is longer than ``max_length`` characters, its beginning and its length."""
+    return text if len(text) <= max_length else f"{text[:max_length]} … ({len(text):,} characters)"
 
 
-def print_wrapped(console: Console, what: Text | Table) -> None:
+def print_wrapped(console: Console, content: Text | Table) -> None:
     """Print wrapped to the console's width. Words longer than that are neither broken nor truncated."""
-    if isinstance(what, Table):
-        _widen(what)
-        console.print(what, crop=False)
+    if isinstance(content, Table):
+        _widen(content)
+        console.print(content, crop=False)
         return
-    for line in what.split("\n", allow_blank=True) or [what]:
+    for line in content.split("\n", allow_blank=True) or [content]:
         for part in line.divide(list(_breaks(line.plain, console.width))):
             part.rstrip()
             console.print(part, soft_wrap=True)

@@ -22,7 +22,7 @@ Prose = list[tuple[str, bool]]
 
 MAX_LISTED = 500
 """Maximum number of findings, notes and rules that a report lists; its data has all."""
-_IDENTIFIES = ("step", "sequence")
+_IDENTIFYING_FIELDS = ("step", "sequence")
 """Last parts of the paths of facts that identify a step or a collective by its number."""
 _MAX_PER_FINDING = 100
 """Maximum number of source lines, evidence rows and fixes shown of a finding."""
@@ -97,7 +97,7 @@ def finding_views(findings: Sequence[Finding], main: str | None, all_ranks: str)
 def _view(
     finding: Finding, number: int, cause: tuple[str, str] | None, main: str | None, all_ranks: str
 ) -> SimpleNamespace:
-    limit = words.limit(finding)
+    prefix = words.cost_prefix(finding)
     return SimpleNamespace(
         anchor=f"finding-{number}",
         number=number,
@@ -106,15 +106,15 @@ def _view(
         severity_word=SEVERITY_WORDS.get(finding.severity, finding.severity),
         title=words.split_code(finding.title),
         ranks=words.rank_names(finding.ranks, all_ranks),
-        cost=_cost_text(finding, limit),
+        cost=_cost_text(finding, prefix),
         cost_range=words.cost_range(finding),
         share="" if finding.share is None else words.percent(finding.share),
         # Width of a bar, 0 to 100.
         share_percent=round(100 * min(max(finding.share or 0.0, 0.0), 1.0), 1),
-        speedup=words.speedup_text(finding, limit),
+        speedup=words.speedup_text(finding, prefix),
         speedup_range=words.speedup_range(finding),
         facts=_facts(finding),
-        steps=_steps(finding, number, all_ranks),
+        steps=_chart_marks(finding, number, all_ranks),
         explanation=words.paragraphs(finding.explanation),
         evidence=[
             SimpleNamespace(means=evidence_words(e), value=evidence_value(e), fact=e.fact)
@@ -129,9 +129,9 @@ def _view(
     )
 
 
-def _cost_text(finding: Finding, limit: str) -> str:
+def _cost_text(finding: Finding, prefix: str) -> str:
     if finding.costs_ms_per_step is not None:
-        return limit + words.milliseconds(finding.costs_ms_per_step)
+        return prefix + words.milliseconds(finding.costs_ms_per_step)
     if total := words.cost_in_total(finding):
         return total
     if finding.caused_by:
@@ -142,8 +142,10 @@ def _cost_text(finding: Finding, limit: str) -> str:
 
 def first_rows(rows: Sequence[_Row], noun: str) -> tuple[Sequence[_Row], str]:
     """The first :data:`MAX_LISTED` of ``rows``, and a sentence with the number of further rows; "" if there are none."""
-    more = len(rows) - MAX_LISTED
-    return rows[:MAX_LISTED], f"{words.count(more, f'more {noun}')} in the report's data." if more > 0 else ""
+    omitted = len(rows) - MAX_LISTED
+    return rows[
+        :MAX_LISTED
+    ], f"{words.count(omitted, f'omitted {noun}')} in the report's data." if omitted > 0 else ""
 
 
 def evidence_words(evidence: Evidence) -> str:
@@ -161,7 +163,7 @@ def filled_columns(table: Sequence[Sequence[str]]) -> list[list[str]]:
 def evidence_value(evidence: Evidence) -> str:
     """The value with its unit, without "per step" if the description has it. Numbers of steps and collectives have no thousands
     separators."""
-    if isinstance(evidence.value, int) and evidence.fact.rpartition(".")[2] in _IDENTIFIES:
+    if isinstance(evidence.value, int) and evidence.fact.rpartition(".")[2] in _IDENTIFYING_FIELDS:
         return str(evidence.value)
     value = words.quantity(evidence.value, evidence.unit)
     return value.removesuffix(" per step") if " per step" in evidence_words(evidence) else value
@@ -190,7 +192,7 @@ def _span(steps: Sequence[int]) -> str:
     return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
-def _steps(finding: Finding, number: int, all_ranks: str) -> SimpleNamespace | None:
+def _chart_marks(finding: Finding, number: int, all_ranks: str) -> SimpleNamespace | None:
     """The steps and ranks that the charts over the run mark for a finding; None if it concerns all ranks in all steps."""
     if not finding.steps and not finding.ranks:
         return None
@@ -242,10 +244,10 @@ def snippet(finding: Finding, fix: Fix) -> str:
     text = finding.where[0].text if finding.where else None
     call = None if text is None else text.call
     code = (fix.snippet or "").strip("\n")
-    return code.replace(THIS_WORK, call) if call and _is_a_call(call) else code
+    return code.replace(THIS_WORK, call) if call and _is_call_statement(call) else code
 
 
-def _is_a_call(line: str) -> bool:
+def _is_call_statement(line: str) -> bool:
     """Whether ``line`` is a complete statement that is a call."""
     tree = parsed_python(line)
     body = [] if tree is None else tree.body
@@ -263,11 +265,11 @@ def _fix(finding: Finding, fix: Fix) -> SimpleNamespace:
         links=[
             (link, re.findall(r"[^/#]*[/#]?", link.removeprefix("https://"))[:-1])
             for link in fix.docs
-            if _linkable(link)
+            if _is_linkable(link)
         ],
-        sources=[link for link in fix.docs if not _linkable(link)],
+        sources=[link for link in fix.docs if not _is_linkable(link)],
     )
 
 
-def _linkable(link: str) -> bool:
+def _is_linkable(link: str) -> bool:
     return link.startswith("https://") and not any(letter.isspace() or letter in "\"'<>" for letter in link)

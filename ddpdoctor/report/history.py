@@ -45,9 +45,9 @@ _MAX_NOTES = 3
 
 _Job = tuple[str, str, str, str]
 """Script, number of ranks, batch size and device, which identify a job; "" if unknown."""
-_Order = tuple[bool, float]
+_SortKey = tuple[bool, float]
 """Sort key of runs by time: (whether the start is plausible, start in epoch ns). Runs without a plausible start come first."""
-_NEWEST: _Order = True, math.inf
+_NEWEST: _SortKey = True, math.inf
 """Sort key of a run that may be newer than all others."""
 
 
@@ -63,11 +63,11 @@ class Unread(msgspec.Struct, frozen=True):
     """Why it cannot be compared: a sentence with its path, without a final full stop."""
 
 
-class _Unclear(msgspec.Struct, frozen=True):
+class _AmbiguousRun(msgspec.Struct, frozen=True):
     """A run whose job is ambiguous or unknown."""
 
     name: _Job
-    order: _Order
+    order: _SortKey
     why: str
 
 
@@ -99,13 +99,13 @@ class HistoryRun(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the job was still running when it was analysed."""
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _JobRun(msgspec.Struct, frozen=True):
     """A run with its job."""
 
     name: _Job
-    order: _Order
+    order: _SortKey
     run: HistoryRun
-    described: bool
+    identifies_job: bool
     """Whether the run identifies its job: it has a step time, and its documents and step logs were read, or traces have a start time."""
 
 
@@ -140,7 +140,7 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     """Why a run that may be newer and of this job cannot be compared, with its path; None if there is no such run."""
 
     @property
-    def undecided(self) -> str | None:
+    def why_undecided(self) -> str | None:
         """Why it is unknown whether the newest run is slower; None if it is known, or if no earlier run has a step time."""
         newest = self.runs[-1]
         if self.newer is not None and any(run.median_ms for run in self.runs):
@@ -181,35 +181,35 @@ def history(
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
     all_notes = list(notes)
-    found: dict[tuple[_Job, int | str], _Found] = {}
+    found: dict[tuple[_Job, int | str], _JobRun] = {}
     for source, diagnosis in recorded:
         started_ns = diagnosis.job.started_ns
-        each = _found(source, diagnosis, _order(started_ns, now_ns))
+        each = _job_run(source, diagnosis, _sort_key(started_ns, now_ns))
         key = each.name, source if started_ns is None else started_ns
         if key not in found:
             found[key] = each
             all_notes += _notes_on(each, diagnosis)
-    jobs: dict[_Job, list[_Found]] = {}
-    unclear = [_unclear(each, now_ns) for each in unread]
-    for each in sorted(found.values(), key=lambda each: not each.described):
-        same = (
+    jobs: dict[_Job, list[_JobRun]] = {}
+    ambiguous = [_ambiguous_run(each, now_ns) for each in unread]
+    for each in sorted(found.values(), key=lambda each: not each.identifies_job):
+        compatible_jobs = (
             []
-            if each.described
+            if each.identifies_job
             else [job for job in jobs if job != each.name and _is_compatible(each.name, job)]
         )
         # Batch size and device may be missing in a run that ended before its first step.
-        of_one = len(same) == 1 and not each.run.median_ms
-        if same and not of_one:
+        has_single_match = len(compatible_jobs) == 1 and not each.run.median_ms
+        if compatible_jobs and not has_single_match:
             why = f"{each.run.source} does not identify its job"
-            unclear.append(_Unclear(each.name, each.order if each.order[0] else _NEWEST, why))
-        jobs.setdefault(same[0] if of_one else each.name, []).append(each)
+            ambiguous.append(_AmbiguousRun(each.name, each.order if each.order[0] else _NEWEST, why))
+        jobs.setdefault(compatible_jobs[0] if has_single_match else each.name, []).append(each)
     return History(
         jobs=[
-            _of_job(
+            _job_history(
                 ", ".join(filter(None, (name[0] or "job", *name[1:]))),
                 sorted(runs, key=lambda each: each.order),
                 last,
-                _undated(runs) or _newer(name, jobs, unclear),
+                _why_order_unknown(runs) or _why_newest_unknown(name, jobs, ambiguous),
             )
             for name, runs in sorted(jobs.items())
         ],
@@ -217,37 +217,37 @@ def history(
     )
 
 
-def _order(started_ns: int | None, now_ns: int) -> _Order:
+def _sort_key(started_ns: int | None, now_ns: int) -> _SortKey:
     return started_ns is not None and started_ns <= now_ns + _MAX_CLOCK_ERROR_NS, started_ns or 0
 
 
-def _found(source: str, diagnosis: Diagnosis, order: _Order) -> _Found:
-    run, job = _run(source, diagnosis), diagnosis.job
+def _job_run(source: str, diagnosis: Diagnosis, order: _SortKey) -> _JobRun:
+    run, job = _history_run(source, diagnosis), diagnosis.job
     if job.end is None:
         identified = order[0]
     else:
         identified = bool(job.command and job.settings) and diagnosis.steps.source == "step-log"
-    return _Found(_job_of(diagnosis), order, run, described=bool(run.median_ms) and identified)
+    return _JobRun(_job_of(diagnosis), order, run, identifies_job=bool(run.median_ms) and identified)
 
 
-def _notes_on(found: _Found, diagnosis: Diagnosis) -> list[str]:
+def _notes_on(found: _JobRun, diagnosis: Diagnosis) -> list[str]:
     """Notes that affect the comparison of a run with others."""
     source, started, notes = found.run.source, found.run.started, list[str]()
     if started is not None and not found.order[0]:
         notes.append(
             f"{source} is dated {started[:10]}, which is in the future: a clock was wrong. The run is not compared."
         )
-    if diagnosis.job.missing_ranks or not (found.described or diagnosis.job.end is None):
+    if diagnosis.job.missing_ranks or not (found.identifies_job or diagnosis.job.end is None):
         notes += [f"{source}: {note}" for note in diagnosis.notes[:_MAX_NOTES]]
     return notes
 
 
-def _unclear(unread: Unread, now_ns: int) -> _Unclear:
-    order = _order(unread.started_ns, now_ns)
-    return _Unclear((_script(unread.command), "", "", ""), order if order[0] else _NEWEST, unread.why)
+def _ambiguous_run(unread: Unread, now_ns: int) -> _AmbiguousRun:
+    order = _sort_key(unread.started_ns, now_ns)
+    return _AmbiguousRun((_script(unread.command), "", "", ""), order if order[0] else _NEWEST, unread.why)
 
 
-def _undated(runs: Sequence[_Found]) -> str | None:
+def _why_order_unknown(runs: Sequence[_JobRun]) -> str | None:
     """Why it is unknown which of a job's ``runs`` is the newest; None if it is known."""
     undated = [each.run for each in runs if not each.order[0]]
     if not undated or len(runs) == 1:
@@ -258,14 +258,18 @@ def _undated(runs: Sequence[_Found]) -> str | None:
     )
 
 
-def _newer(name: _Job, jobs: Mapping[_Job, Sequence[_Found]], unclear: Sequence[_Unclear]) -> str | None:
+def _why_newest_unknown(
+    name: _Job, jobs: Mapping[_Job, Sequence[_JobRun]], ambiguous: Sequence[_AmbiguousRun]
+) -> str | None:
     """The field ``newer`` of :class:`JobHistory`. Runs with an unknown script count only if they are newer than all identified runs."""
     newest = max(each.order for each in jobs[name])
-    of_all = max([newest, *(each.order for runs in jobs.values() for each in runs if each.described)])
+    newest_identified = max(
+        [newest, *(each.order for runs in jobs.values() for each in runs if each.identifies_job)]
+    )
     later = [
         each
-        for each in unclear
-        if _is_compatible(each.name, name) and each.order > (newest if each.name[0] else of_all)
+        for each in ambiguous
+        if _is_compatible(each.name, name) and each.order > (newest if each.name[0] else newest_identified)
     ]
     return max(later, key=lambda each: each.order).why if later else None
 
@@ -289,34 +293,36 @@ def _is_compatible(one: _Job, job: _Job) -> bool:
     return all(own in ("", part) for own, part in zip(one, job, strict=True))
 
 
-def _run(source: str, diagnosis: Diagnosis) -> HistoryRun:
-    middle = median_step(diagnosis)
-    costliest = next((f for f in diagnosis.findings if f.rule == diagnosis.verdict.rule), None)
+def _history_run(source: str, diagnosis: Diagnosis) -> HistoryRun:
+    median = median_step(diagnosis)
+    main = next((f for f in diagnosis.findings if f.rule == diagnosis.verdict.rule), None)
     at_ns = diagnosis.job.started_ns
     started = None if at_ns is None else datetime.fromtimestamp(at_ns / 1e9, UTC)
     return HistoryRun(
         source=source,
         started=None if started is None else started.isoformat(timespec="seconds"),
         commit=next((found for name in COMMITS if (found := diagnosis.job.environment.get(name))), None),
-        median_ms=None if middle is None else middle[0],
-        interval_ms=None if middle is None else middle[1],
+        median_ms=None if median is None else median[0],
+        interval_ms=None if median is None else median[1],
         wall_s=words.number_fact(diagnosis, "run.wall_s"),
         goodput=words.number_fact(diagnosis, "run.goodput"),
         restarts=words.restarts(diagnosis),
         healthy=diagnosis.healthy,
         headline=diagnosis.verdict.headline,
         rule=diagnosis.verdict.rule,
-        costs_ms_per_step=None if costliest is None else costliest.costs_ms_per_step,
+        costs_ms_per_step=None if main is None else main.costs_ms_per_step,
         stopped=words.stopped(diagnosis),
         running=diagnosis.job.end == RUNNING,
     )
 
 
-def _of_job(name: str, found: Sequence[_Found], last: int, newer: str | None) -> JobHistory:
+def _job_history(name: str, found: Sequence[_JobRun], last: int, newer: str | None) -> JobHistory:
     runs = [each.run for each in found]
     timed = [index for index, each in enumerate(found) if each.run.median_ms and each.order[0]]
     medians = np.array([runs[index].median_ms for index in timed], float)
-    percent, slower = _newest(runs[-1], [runs[index] for index in timed if index < len(runs) - 1][-last:])
+    percent, slower = _change_of_newest(
+        runs[-1], [runs[index] for index in timed if index < len(runs) - 1][-last:]
+    )
     return JobHistory(
         job=name,
         runs=runs,
@@ -338,7 +344,7 @@ def _of_job(name: str, found: Sequence[_Found], last: int, newer: str | None) ->
     )
 
 
-def _newest(newest: HistoryRun, before: Sequence[HistoryRun]) -> tuple[float | None, bool]:
+def _change_of_newest(newest: HistoryRun, before: Sequence[HistoryRun]) -> tuple[float | None, bool]:
     """The fields ``newest_percent`` and ``slower`` of :class:`JobHistory`."""
     medians_ms = [run.median_ms for run in before if run.median_ms is not None]
     if not medians_ms or not newest.median_ms or newest.running:
@@ -355,8 +361,8 @@ def _segment_medians(medians_ms: NDArray[np.float64]) -> list[tuple[int, float, 
     edges = [0, *(cut for cut, _ in found), len(logs)]
     levels = [float(np.median(medians_ms[a:b])) for a, b in pairwise(edges) if b > a]
     return [
-        (cut, chance, levels[n], levels[n + 1])
-        for n, (cut, chance) in enumerate(found)
+        (cut, p_value, levels[n], levels[n + 1])
+        for n, (cut, p_value) in enumerate(found)
         if abs(levels[n + 1] / levels[n] - 1.0) >= MIN_CHANGE
     ]
 
@@ -367,12 +373,12 @@ def _change_points(logs: NDArray[np.float64], offset: int) -> list[tuple[int, fl
         return []
     cut, largest = best_split(logs, MIN_RUNS)
     random = np.random.default_rng(SEED)
-    chances = sum(best_split(random.permutation(logs), MIN_RUNS)[1] >= largest for _ in range(PERMUTATIONS))
-    chance = (chances + 1) / (PERMUTATIONS + 1)
-    if largest <= 0.0 or chance > ALPHA:
+    exceeding = sum(best_split(random.permutation(logs), MIN_RUNS)[1] >= largest for _ in range(PERMUTATIONS))
+    p_value = (exceeding + 1) / (PERMUTATIONS + 1)
+    if largest <= 0.0 or p_value > ALPHA:
         return []
     return [
         *_change_points(logs[:cut], offset),
-        (offset + cut, chance),
+        (offset + cut, p_value),
         *_change_points(logs[cut:], offset + cut),
     ]

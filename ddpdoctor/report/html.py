@@ -68,7 +68,7 @@ def page_environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("ddpdoctor.report", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        finalize=_shown,
+        finalize=_printable,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -80,7 +80,7 @@ def page_environment() -> jinja2.Environment:
     return environment
 
 
-def _shown(value: Any) -> Any:
+def _printable(value: Any) -> Any:
     """``value`` without control characters, also bidirectional ones. Jinja2 escapes the markup."""
     return plain_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
@@ -146,11 +146,11 @@ def render_page(
     )
 
 
-def render_plain(template: str, **shown: Any) -> str:
+def render_without_scripts(template: str, **content: Any) -> str:
     """The page of ``template``, without scripts, as one HTML document."""
     style, style_hash = inlined("report.css")
     policy = f"default-src 'none'; style-src {style_hash}; base-uri 'none'; form-action 'none'"
-    return page_environment().get_template(template).render(style=style, policy=Markup(policy), **shown)
+    return page_environment().get_template(template).render(style=style, policy=Markup(policy), **content)
 
 
 def write_html(diagnosis: Diagnosis, path: str | os.PathLike[str], *, static: bool = False) -> None:
@@ -172,7 +172,7 @@ BUDGET_BYTES = 600_000
 RANKS, POINTS, SPANS, SOURCES, FRAMES = 16, 120, 1500, 64, 60
 """Limits of a thinned copy: ranks and points of the series, spans of the timeline, telemetry series, frames of a flame graph."""
 
-NOTE = (
+THINNED_NOTE = (
     "The data inside this HTML report is thinned to keep the file small; "
     "diagnosis.json (`--json`) has all of it."
 )
@@ -184,7 +184,7 @@ def embedded_json(diagnosis: Diagnosis) -> str:
     numbers = sum(map(len, (*series.step_ms, *series.late_ms)))
     numbers += sum(2 * len(one.values) for one in diagnosis.telemetry)
     forms: list[tuple[Callable[[Diagnosis], Diagnosis], int]]
-    forms = [(lambda whole: whole, 8), (_rounded, 5), (_thinned, 0), (_bare, 0)]
+    forms = [(lambda whole: whole, 8), (_rounded, 5), (_thinned, 0), (_summary_only, 0)]
     for form, bytes_per_number in forms:
         # Skip forms that are certainly too large, because encoding them takes seconds.
         if numbers * bytes_per_number > BUDGET_BYTES:
@@ -203,11 +203,11 @@ def _rounded(diagnosis: Diagnosis) -> Diagnosis:
     series = diagnosis.series
     rounded = msgspec.structs.replace(
         series,
-        step_ms=[_short(row) for row in series.step_ms],
-        late_ms=[_short(row) for row in series.late_ms],
+        step_ms=[_rounded_values(row) for row in series.step_ms],
+        late_ms=[_rounded_values(row) for row in series.late_ms],
     )
     telemetry = [
-        msgspec.structs.replace(one, t_s=_short(one.t_s), values=_short(one.values))
+        msgspec.structs.replace(one, t_s=_rounded_values(one.t_s), values=_rounded_values(one.values))
         for one in diagnosis.telemetry
     ]
     return msgspec.structs.replace(diagnosis, series=rounded, telemetry=telemetry)
@@ -215,32 +215,32 @@ def _rounded(diagnosis: Diagnosis) -> Diagnosis:
 
 def _thinned(diagnosis: Diagnosis) -> Diagnosis:
     """``diagnosis`` with only the notable ranks, every n-th point and the first spans, and a note on the missing data."""
-    chosen = set(notable_ranks(diagnosis)[:RANKS])
+    chosen_ranks = set(notable_ranks(diagnosis)[:RANKS])
     source = diagnosis.timeline
     if source is not None and len(source.spans) > SPANS:
-        spans = [span for span in source.spans if not chosen or span.rank in chosen][:SPANS]
+        spans = [span for span in source.spans if not chosen_ranks or span.rank in chosen_ranks][:SPANS]
         source = msgspec.structs.replace(source, spans=spans)
     flames = [
         msgspec.structs.replace(one, frames=sorted(one.frames, key=lambda frame: -frame.ms)[:FRAMES])
         for one in diagnosis.flames
     ]
     telemetry = [
-        msgspec.structs.replace(one, t_s=_every(one.t_s), values=_every(one.values))
+        msgspec.structs.replace(one, t_s=_every_nth(one.t_s), values=_every_nth(one.values))
         for one in diagnosis.telemetry[:SOURCES]
     ]
     return _rounded(
         msgspec.structs.replace(
             diagnosis,
-            series=_thin_series(diagnosis.series, chosen),
+            series=_thin_series(diagnosis.series, chosen_ranks),
             timeline=source,
             flames=flames,
             telemetry=telemetry,
-            notes=[*diagnosis.notes, NOTE],
+            notes=[*diagnosis.notes, THINNED_NOTE],
         )
     )
 
 
-def _bare(diagnosis: Diagnosis) -> Diagnosis:
+def _summary_only(diagnosis: Diagnosis) -> Diagnosis:
     """``diagnosis`` with only verdict, findings and summaries."""
     return msgspec.structs.replace(
         diagnosis,
@@ -250,7 +250,7 @@ def _bare(diagnosis: Diagnosis) -> Diagnosis:
         telemetry=[],
         facts={},
         hta=None,
-        notes=[*diagnosis.notes, NOTE],
+        notes=[*diagnosis.notes, THINNED_NOTE],
     )
 
 
@@ -258,22 +258,22 @@ def _thin_series(series: Series, chosen: set[int]) -> Series:
     chosen_ranks = [rank for rank in series.ranks if rank in chosen] or series.ranks
     kept = [series.ranks.index(rank) for rank in chosen_ranks[:RANKS]]
     return Series(
-        steps=_every(series.steps),
+        steps=_every_nth(series.steps),
         ranks=[series.ranks[index] for index in kept],
-        step_ms=[_every(series.step_ms[index]) for index in kept if index < len(series.step_ms)],
-        late_ms=[_every(series.late_ms[index]) for index in kept if index < len(series.late_ms)],
+        step_ms=[_every_nth(series.step_ms[index]) for index in kept if index < len(series.step_ms)],
+        late_ms=[_every_nth(series.late_ms[index]) for index in kept if index < len(series.late_ms)],
     )
 
 
-def _short(row: Sequence[float | None]) -> list[float | None]:
+def _rounded_values(row: Sequence[float | None]) -> list[float | None]:
     return [None if value is None else float(f"{value:.4g}") for value in row]
 
 
-def _every(values: Sequence[Point]) -> list[Point]:
+def _every_nth(values: Sequence[Point]) -> list[Point]:
     return [values[group.start] for group in groups(len(values), POINTS)]
 
 
-PAGE = "figures.html"
+FIGURES_PAGE = "figures.html"
 
 
 def write_figures(diagnosis: Diagnosis, folder: str | os.PathLike[str]) -> list[Path]:
@@ -283,7 +283,7 @@ def write_figures(diagnosis: Diagnosis, folder: str | os.PathLike[str]) -> list[
     if not specs:
         return []
     target = WrittenFolder(Path(folder), "figures")
-    target.check([PAGE, *(f"{name}.json" for name in specs)])
+    target.check([FIGURES_PAGE, *(f"{name}.json" for name in specs)])
     titles = [(name, html.unescape(spec["layout"]["title"]["text"])) for name, spec in specs.items()]
     content = render_page(
         "figures.html.j2",
@@ -295,21 +295,23 @@ def write_figures(diagnosis: Diagnosis, folder: str | os.PathLike[str]) -> list[
         healthy=diagnosis.healthy,
         tool_version=diagnosis.tool_version,
     )
-    drawn = ((f"{name}.json", encoded(with_colours(spec, light_colours()))) for name, spec in specs.items())
-    return target.write([(PAGE, content.encode("utf-8", "backslashreplace")), *drawn])
+    figure_files = (
+        (f"{name}.json", encoded(with_colours(spec, light_colours()))) for name, spec in specs.items()
+    )
+    return target.write([(FIGURES_PAGE, content.encode("utf-8", "backslashreplace")), *figure_files])
 
 
 MIN_STEPS_FOR_QUANTILES = 5
 """Minimum number of steps for a median and a 95th percentile."""
 
 
-def _main(diagnosis: Diagnosis, findings: Sequence[SimpleNamespace]) -> SimpleNamespace | None:
+def _main_view(diagnosis: Diagnosis, findings: Sequence[SimpleNamespace]) -> SimpleNamespace | None:
     main = main_finding(diagnosis)
     places = [index for index, finding in enumerate(diagnosis.findings[: len(findings)]) if finding is main]
     return findings[places[0]] if places else None
 
 
-def _skipped(rules: Sequence[SkippedRule]) -> list[tuple[str, Sequence[SkippedRule]]]:
+def _skipped_groups(rules: Sequence[SkippedRule]) -> list[tuple[str, Sequence[SkippedRule]]]:
     lacking = [rule for rule in rules if rule.applies]
     others = [rule for rule in rules if not rule.applies]
     kinds = [(lacking, "lacked data"), (others, "does not apply" if len(others) == 1 else "do not apply")]
@@ -333,7 +335,7 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> SimpleNam
         title=f"ddpdoctor: {diagnosis.verdict.headline}",
         headline=words.split_code(diagnosis.verdict.headline),
         cost_sentence=cost_sentence(diagnosis),
-        main=_main(diagnosis, findings),
+        main=_main_view(diagnosis, findings),
         subtitle=subtitle(diagnosis),
         run=run_line(diagnosis),
         numbers=numbers(diagnosis),
@@ -355,7 +357,7 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> SimpleNam
         trainings=trainings_table(diagnosis),
         stacks=stacks(diagnosis),
         checked=first_rows(diagnosis.checked, "rule")[0],
-        skipped=_skipped(diagnosis.skipped),
+        skipped=_skipped_groups(diagnosis.skipped),
         notes=[words.split_code(note) for note in (*notes, *filter(None, [more_notes]))],
         found_nothing=len(diagnosis.checked),
         job=job_groups(diagnosis),
@@ -370,10 +372,12 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> SimpleNam
 def numbers(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """The numbers below the verdict: (name, value), without unknown ones."""
     steps, rows = diagnosis.steps, []
-    several = steps.measured >= MIN_STEPS_FOR_QUANTILES
+    has_quantiles = steps.measured >= MIN_STEPS_FOR_QUANTILES
     if steps.median_ms is not None:
-        rows.append(("step time (median)" if several else "step time", words.milliseconds(steps.median_ms)))
-    if steps.p95_ms is not None and several:
+        rows.append(
+            ("step time (median)" if has_quantiles else "step time", words.milliseconds(steps.median_ms))
+        )
+    if steps.p95_ms is not None and has_quantiles:
         rows.append(("95 % of steps within", words.milliseconds(steps.p95_ms)))
     if steps.samples_per_s is not None:
         rows.append(("samples per second", words.significant(steps.samples_per_s)))

@@ -61,13 +61,17 @@ def job_groups(diagnosis: Diagnosis) -> list[Table]:
     """All that is known about the job, in groups, without unknown values and empty groups. Only the job itself and the settings that
     it changed or a finding reads are not folded."""
     job = diagnosis.job
-    used = {evidence.fact for finding in diagnosis.findings for evidence in finding.evidence}
+    facts_used = {evidence.fact for finding in diagnosis.findings for evidence in finding.evidence}
     # The version of ddpdoctor that recorded, only if another one analysed.
-    own = ("ddpdoctor", diagnosis.tool_version)
-    versions = [row for row in sorted(job.versions.items()) if row != own]
+    own_version = ("ddpdoctor", diagnosis.tool_version)
+    versions = [row for row in sorted(job.versions.items()) if row != own_version]
     groups = [
         Table("Job", [], [*_job_rows(job), *versions]),
-        Table("Settings changed from their defaults, or read by a finding", [], _chosen(job.settings, used)),
+        Table(
+            "Settings changed from their defaults, or read by a finding",
+            [],
+            _relevant_settings(job.settings, facts_used),
+        ),
         *(Table(title, [], rows, folded=True) for title, rows in settings_groups(job.settings)[:ALL_GROUPS]),
         Table("Environment", [], sorted(job.environment.items()), folded=True),
         Table("Analysis", [], _analysis_rows(diagnosis), folded=True),
@@ -75,16 +79,16 @@ def job_groups(diagnosis: Diagnosis) -> list[Table]:
     return [group for group in groups if group.rows]
 
 
-def _chosen(settings: Mapping[str, Any], used: Collection[str]) -> list[tuple[str, str]]:
-    """A row per object with settings that differ from :data:`DEFAULTS` or whose fact is in ``used``: "loaders: num_workers 4"."""
-    read = {fact.rpartition(".")[2] for fact in used}
+def _relevant_settings(settings: Mapping[str, Any], facts_used: Collection[str]) -> list[tuple[str, str]]:
+    """A row per object with settings that differ from :data:`DEFAULTS` or whose fact is in ``facts_used``: "loaders: num_workers 4"."""
+    fields_used = {fact.rpartition(".")[2] for fact in facts_used}
     rows = []
     for title, values in settings_groups(settings):
         known = dict(values)
         shown = [
             f"{name} {value}"
             for name, value in known.items()
-            if name in DEFAULTS and (name in read or value not in (text(DEFAULTS[name]), words.ABSENT))
+            if name in DEFAULTS and (name in fields_used or value not in (text(DEFAULTS[name]), words.ABSENT))
         ]
         where = words.in_parentheses(known.get(BUILT_AT, ""))
         rows += [(f"{title}{where}", ", ".join(shown))] if shown else []
@@ -96,12 +100,12 @@ def _job_rows(job: Job) -> list[tuple[str, str]]:
         ("World size", "" if job.world_size is None else words.count(job.world_size, "rank")),
         ("Ranks recorded", words.rank_numbers(job.ranks_seen)),
         ("Ranks missing", words.rank_numbers(job.missing_ranks)),
-        ("Hosts", _names(job.hosts)),
+        ("Hosts", _counted_names(job.hosts)),
         ("Backend", job.backend or ""),
         ("Device", job.device or ""),
-        ("Device names", _names(job.device_names)),
+        ("Device names", _counted_names(job.device_names)),
         ("Command", command_line(job.command)),
-        ("Started", _moment(job.started_ns)),
+        ("Started", _utc_time(job.started_ns)),
         ("Duration", "" if job.duration_s is None else words.seconds(job.duration_s)),
         ("Exit code", "" if job.exit_code is None else str(job.exit_code)),
     ]
@@ -117,7 +121,7 @@ def _analysis_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     )
     rows = [
         ("ddpdoctor", diagnosis.tool_version),
-        ("Created", _moment(diagnosis.created_ns)),
+        ("Created", _utc_time(diagnosis.created_ns)),
         ("Analysed", ", ".join(diagnosis.source)),
         (
             "Steps",
@@ -149,18 +153,18 @@ def settings_groups(settings: Mapping[str, Any]) -> list[tuple[str, list[tuple[s
     for name, value in settings.items():
         title = name.replace("_", " ")
         if isinstance(value, Mapping):
-            grouped.append((title, flat(_named(value))))
+            grouped.append((title, flat(_without_id(value))))
         elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
             numbered = [
                 (f"{title} {index}" if len(value) > 1 else title, item) for index, item in enumerate(value, 1)
             ]
-            grouped += [(label, flat(_named(item))) for label, item in numbered[:GROUPS]]
+            grouped += [(label, flat(_without_id(item))) for label, item in numbered[:GROUPS]]
         else:
             plain.append((name, text(value)))
     return ([("Settings", plain)] if plain else []) + grouped
 
 
-def _named(value: Mapping[str, Any]) -> dict[str, Any]:
+def _without_id(value: Mapping[str, Any]) -> dict[str, Any]:
     """An object that the job built, without its id. Its line is kept only if it is text: older files have a line number there."""
     named = {BUILT_AT if name == "where" else name: item for name, item in value.items() if name != "id"}
     if not isinstance(named.get(BUILT_AT), str):
@@ -220,13 +224,13 @@ def command_line(command: Sequence[str]) -> str:
     return shlex.join(command)
 
 
-def _names(names: Sequence[str]) -> str:
+def _counted_names(names: Sequence[str]) -> str:
     """Up to 12 names with their number of occurrences."""
     counted = Counter(names)
     return listed([f"{count} × {name}" if count > 1 else name for name, count in counted.items()], 12)
 
 
-def _moment(nanoseconds: int | None) -> str:
+def _utc_time(nanoseconds: int | None) -> str:
     if nanoseconds is None:
         return ""
     try:

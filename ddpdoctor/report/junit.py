@@ -31,14 +31,14 @@ def render_junit(diagnosis: Diagnosis, *, fail_on: str = "warning") -> str:
         _case(suite, rule.rule)
     for skipped in diagnosis.skipped:
         ElementTree.SubElement(_case(suite, skipped.rule), "skipped", message=_valid_xml(skipped.why))
-    undecided = None if failures else words.undecided(diagnosis)
-    if undecided is not None:
+    why_not_passed = None if failures else words.why_not_passed(diagnosis)
+    if why_not_passed is not None:
         case = _case(suite, "verdict")
-        ElementTree.SubElement(case, "error", message=_valid_xml(f"No result: {undecided}."))
+        ElementTree.SubElement(case, "error", message=_valid_xml(f"No result: {why_not_passed}."))
     suite.set("tests", str(len(suite)))
     suite.set("failures", str(failures))
     suite.set("skipped", str(len(diagnosis.skipped)))
-    suite.set("errors", str(int(undecided is not None)))
+    suite.set("errors", str(int(why_not_passed is not None)))
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 

@@ -99,7 +99,7 @@ def _decode(data: bytes, name: str) -> Diagnosis:
             raise UnusableInput(f"{name}: the file is truncated; write or copy it again") from error
         raise UnusableInput(f"{name}: neither a ddpdoctor report nor a diagnosis.json ({error})") from error
     if head.schema != DIAGNOSIS_SCHEMA:
-        raise UnusableInput(_wrong_schema(head.schema, name))
+        raise UnusableInput(_schema_error(head.schema, name))
     try:
         diagnosis = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"), type=Diagnosis)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -110,7 +110,7 @@ def _decode(data: bytes, name: str) -> Diagnosis:
         raise UnusableInput(f"{name}: the diagnosis does not follow {DIAGNOSIS_SCHEMA}: {error}") from error
 
 
-def _wrong_schema(schema: str, name: str) -> str:
+def _schema_error(schema: str, name: str) -> str:
     own, _, version = DIAGNOSIS_SCHEMA.rpartition("/")
     match = re.fullmatch(rf"{re.escape(own)}/(\d+)", schema)
     if match and int(match[1]) > int(version):
@@ -150,19 +150,19 @@ _TIMESTAMPS = ("started_ns", "created_ns")
 
 def validated(diagnosis: Diagnosis) -> Diagnosis:
     """``diagnosis`` with absolute values below 1e-100 as 0. Raises ValueError, naming the field, for values that cannot be valid."""
-    values = _Values()
-    values.check(diagnosis, "", 0)
+    checker = _ValueChecker()
+    checker.check(diagnosis, "", 0)
     problem = next(_problems(diagnosis), None)
     if problem is not None:
         raise ValueError(problem)
-    if not values.has_negligible:
+    if not checker.has_negligible:
         return diagnosis
     return msgspec.convert(_with_negligible_as_zero(msgspec.to_builtins(diagnosis)), Diagnosis)
 
 
 def _problems(diagnosis: Diagnosis) -> Iterator[str]:
-    yield from _problems_of_ranks(diagnosis)
-    yield from _problems_of_series(diagnosis)
+    yield from _rank_problems(diagnosis)
+    yield from _series_problems(diagnosis)
     if min(diagnosis.steps.count, diagnosis.steps.measured, *diagnosis.steps.set_aside.values(), 0) < 0:
         yield "steps: a count below 0"
     if any(min(finding.coverage.steps, finding.coverage.ranks) < 0 for finding in diagnosis.findings):
@@ -175,7 +175,7 @@ def _problems(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"tried: {problem}"
 
 
-def _problems_of_ranks(diagnosis: Diagnosis) -> Iterator[str]:
+def _rank_problems(diagnosis: Diagnosis) -> Iterator[str]:
     job = diagnosis.job
     ranks = [
         *job.ranks_seen,
@@ -191,7 +191,7 @@ def _problems_of_ranks(diagnosis: Diagnosis) -> Iterator[str]:
         yield "job.world_size below 0 or above 10 million"
 
 
-def _problems_of_series(diagnosis: Diagnosis) -> Iterator[str]:
+def _series_problems(diagnosis: Diagnosis) -> Iterator[str]:
     series = diagnosis.series
     for name, rows in (("step_ms", series.step_ms), ("late_ms", series.late_ms)):
         if any(len(row) != len(series.steps) for row in rows) or len(rows) > len(series.ranks):
@@ -203,7 +203,7 @@ def _problems_of_series(diagnosis: Diagnosis) -> Iterator[str]:
             yield f"telemetry: {one.field[:40]} does not have one value for each time"
 
 
-class _Values:
+class _ValueChecker:
     """Checks all numbers and texts of a diagnosis, at any depth."""
 
     def __init__(self) -> None:
@@ -256,8 +256,8 @@ class _Values:
             self.check(item, str(key)[:40], depth + 1)
 
     def _check_numbers(self, numbers: Sequence[float], place: str) -> None:
-        most = _LATEST_NS if place in _TIMESTAMPS else _MAX_NUMBER
-        if not (min(numbers) >= -most and max(numbers) <= most):
+        limit = _LATEST_NS if place in _TIMESTAMPS else _MAX_NUMBER
+        if not (min(numbers) >= -limit and max(numbers) <= limit):
             raise ValueError(f"{place}: a number out of range")
         small = [value for value in numbers if -_MIN_NUMBER < value < _MIN_NUMBER]
         self.has_negligible = self.has_negligible or any(map(_is_negligible, small))

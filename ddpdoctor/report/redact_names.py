@@ -20,9 +20,9 @@ from ddpdoctor.measure.facts import Facts
 from ddpdoctor.measure.taxonomy import PARTS
 from ddpdoctor.rundir.packages import LIBRARY
 
-_LETTER = r"[^\s'\"`,;:<>|()\[\]{}=/\\]"
+_PATH_CHARACTER = r"[^\s'\"`,;:<>|()\[\]{}=/\\]"
 _VERB = r"(?:is|was|are|were|has|have|had|holds|cannot|could|does|did|will|wrote|took)\b"
-_SEGMENT = rf"{_LETTER}+(?:(?: (?!{_VERB}|\d+ ?/|[kMGT]?i?B/){_LETTER}+){{1,3}}(?=[/\\]{_LETTER}))?"
+_SEGMENT = rf"{_PATH_CHARACTER}+(?:(?: (?!{_VERB}|\d+ ?/|[kMGT]?i?B/){_PATH_CHARACTER}+){{1,3}}(?=[/\\]{_PATH_CHARACTER}))?"
 """Matches a part of a path. It may contain up to three spaces if a separator follows and no word after a space is a verb."""
 PATH = re.compile(
     rf"(?<![\w./\-])(?:(?:[A-Za-z]:)?(?:[/\\](?!/){_SEGMENT})+[/\\]?|\\\\{_SEGMENT}(?:\\{_SEGMENT})*|~[\w.-]*(?:/{_SEGMENT})+|~[\w-]{{2,}})"
@@ -77,8 +77,8 @@ def any_of(names: Iterable[str], depth: int = 0) -> str:
     if depth >= _MAX_DEPTH:
         return f"(?:{'|'.join(map(re.escape, sorted(ordered, key=len, reverse=True)))})"
     pieces = []
-    for _, alike in groupby(filter(None, ordered), key=lambda name: name[0]):
-        group = list(alike)
+    for _, with_same_initial in groupby(filter(None, ordered), key=lambda name: name[0]):
+        group = list(with_same_initial)
         shared = os.path.commonprefix([group[0], group[-1]])  # noqa: RUF071 - of letters, not of folders
         pieces.append(re.escape(shared) + any_of((name[len(shared) :] for name in group), depth + 1))
     return f"(?:{'|'.join([*pieces, *(name for name in ordered if not name)])})"
@@ -150,7 +150,7 @@ def _is_address(word: str) -> bool:
 _HOME = re.compile(r"(?:(?<![\w.\-])|[/\\])(?:home|Users|users|scratch|fsx)[/\\]([^/\\\s'\"]+)")
 _TILDE = re.compile(r"(?<![\w.\-])~([\w.-]+)")
 _USER_VARIABLES = ("USER", "LOGNAME", "USERNAME", "SLURM_JOB_USER", "SUDO_USER")
-_SHARED_FOLDERS = {
+_NOT_USERS = {
     *("root", "nobody", "shared", "datasets", "projects", "project", "public", "tmp"),
     *("cache", "models", "checkpoints"),
 }
@@ -158,7 +158,7 @@ _SHARED_FOLDERS = {
 _HOST_PORT = re.compile(r"(?<![\w.-])([A-Za-z][\w-]*(?:\.[\w-]+){0,8}):\d{4,5}(?!\w)")
 _HOST_VARIABLES = ("MASTER_ADDR", "NCCL_COMM_ID", "NCCL_HOSTID", "TORCHELASTIC_RUN_ID")
 _NUMBERED = re.compile(r"([A-Za-z][A-Za-z_-]*)(\d+)")
-_LONG_VALUE = 8
+_MIN_VALUE_LENGTH = 8
 """Minimum length at which values of arguments and variables are replaced in all texts. Shorter ones ("gloo", "32") are common words."""
 
 _TUNING_VARIABLES = re.compile(
@@ -166,8 +166,16 @@ _TUNING_VARIABLES = re.compile(
     r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE"
 )
 """Environment variables that tune a job. The values of all others are replaced."""
-_IDENTIFYING = re.compile(r"\w*(?:HOSTID|COMM_ID|RUN_ID|JOB_ID|ADDR|HOST|USER|NAME|PATH|DIR|FILE|URL)")
-_INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES", "NCCL_NET")
+_IDENTIFYING_VARIABLES = re.compile(
+    r"\w*(?:HOSTID|COMM_ID|RUN_ID|JOB_ID|ADDR|HOST|USER|NAME|PATH|DIR|FILE|URL)"
+)
+_INTERFACE_VARIABLES = (
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_IB_HCA",
+    "UCX_NET_DEVICES",
+    "NCCL_NET",
+)
 _TECHNICAL_WORD = re.compile(
     r"[+-]?\d{1,12}(?:\.\d+)?[a-z]{0,3}|0x[0-9a-f]{1,8}"
     # network interfaces and adapters
@@ -217,7 +225,9 @@ def redacted_environment(environment: Mapping[str, str], pseudonym: Pseudonym) -
 
 
 def _is_harmless(name: str, value: str) -> bool:
-    if not _TUNING_VARIABLES.fullmatch(name) or (_IDENTIFYING.fullmatch(name) and name not in _INTERFACES):
+    if not _TUNING_VARIABLES.fullmatch(name) or (
+        _IDENTIFYING_VARIABLES.fullmatch(name) and name not in _INTERFACE_VARIABLES
+    ):
         return False
     return all(not word or _TECHNICAL_WORD.fullmatch(word) for word in re.split(r"[\s,;:=+^%|{}-]", value))
 
@@ -226,7 +236,7 @@ def host_names(diagnosis: Diagnosis, pseudonyms: Pseudonyms) -> dict[str, str]:
     """Pseudonyms of all hosts, by full and by short name in lower case."""
     hosts = [*diagnosis.job.hosts, *(rank.host for rank in diagnosis.ranks if rank.host)]
     hosts += [source_host(series.source) for series in diagnosis.telemetry]
-    hosts += _addressed(diagnosis.job)
+    hosts += _hosts_in_arguments(diagnosis.job)
     found: dict[str, str] = {}
     for host in map(str.lower, hosts):
         short, _, domain = host.partition(".")
@@ -243,7 +253,7 @@ def source_host(source: str) -> str:
     return re.sub(r" (GPU|rank) \d+$", "", source)
 
 
-def _addressed(job: Job) -> list[str]:
+def _hosts_in_arguments(job: Job) -> list[str]:
     """Hosts in the command's arguments and in environment variables."""
     texts = [
         *job.command,
@@ -267,7 +277,7 @@ def user_names(diagnosis: Diagnosis, texts: Iterable[str], pseudonym: Pseudonym)
         users.append(getpass.getuser())
     except (OSError, KeyError):
         pass  # an account without a name
-    not_users = _SHARED_FOLDERS | reserved_words()
+    not_users = _NOT_USERS | reserved_words()
     known = dict.fromkeys(user.lower() for user in users if len(user) > 1)
     return {user: pseudonym("user", user) for user in known if user not in not_users}
 
@@ -289,7 +299,7 @@ def redacted_command(
         else:
             words.append(pseudonym("argument", word))
             value = word.partition("=")[2] if word.startswith("-") else word
-            if len(value) >= _LONG_VALUE:
+            if len(value) >= _MIN_VALUE_LENGTH:
                 replaced[value] = pseudonym("argument", word)
     return words, replaced
 
@@ -299,32 +309,32 @@ def hidden_values(before: Mapping[str, str], after: Mapping[str, str]) -> dict[s
     return {
         value: after[name]
         for name, value in before.items()
-        if after[name] != value and len(value) >= _LONG_VALUE and not _is_number(value)
+        if after[name] != value and len(value) >= _MIN_VALUE_LENGTH and not _is_number(value)
     }
 
 
 def replacer(names: Mapping[str, str], values: Mapping[str, str]) -> Callable[[str], str]:
     """A function that replaces whole words, longest first, so that "node1" does not match in "node12". ``names`` match regardless of
     case and also next to ``_``; ``values`` match exactly."""
-    pattern = _words(names, "A-Za-z0-9", re.IGNORECASE)
-    exactly = _words(values, r"\w", 0)
+    names_pattern = _word_pattern(names, "A-Za-z0-9", re.IGNORECASE)
+    values_pattern = _word_pattern(values, r"\w", 0)
 
     def replace(text: str) -> str:
-        if exactly:
-            text = exactly.sub(lambda found: values[found[0]], text)
-        return pattern.sub(lambda found: names[found[0].lower()], text) if pattern else text
+        if values_pattern:
+            text = values_pattern.sub(lambda found: values[found[0]], text)
+        return names_pattern.sub(lambda found: names[found[0].lower()], text) if names_pattern else text
 
     return replace
 
 
-def _words(names: Iterable[str], letters: str, flags: int) -> re.Pattern[str] | None:
+def _word_pattern(names: Iterable[str], letters: str, flags: int) -> re.Pattern[str] | None:
     known = [name for name in names if name]
     if not known:
         return None
     return re.compile(rf"(?<![{letters}]){any_of(known)}(?![{letters}])", flags)
 
 
-def hosts_named_alike(
+def similarly_named_hosts(
     texts: Iterable[str], names: Mapping[str, str], pseudonyms: Pseudonyms
 ) -> dict[str, str]:
     """Pseudonyms of further hosts in ``texts`` with the same prefix and number of digits as one of ``names``: node18 if node17 is

@@ -15,8 +15,8 @@ def main_finding(diagnosis: Diagnosis) -> Finding | None:
     """The finding behind the verdict; None if the job is healthy or no verdict is possible."""
     if diagnosis.healthy or diagnosis.verdict.rule is None:
         return None
-    named = [finding for finding in diagnosis.findings if finding.rule == diagnosis.verdict.rule]
-    found = named or diagnosis.findings
+    verdict_findings = [finding for finding in diagnosis.findings if finding.rule == diagnosis.verdict.rule]
+    found = verdict_findings or diagnosis.findings
     return found[0] if found else None
 
 
@@ -25,20 +25,20 @@ def explained_findings(diagnosis: Diagnosis) -> list[Finding]:
     main = main_finding(diagnosis)
     if main is None:
         return []
-    near = [
+    similar_cost = [
         finding
         for finding in diagnosis.findings
         if finding.severity != "info"
         and finding.caused_by is None
         and finding.rule != main.rule
-        and (finding.share or 0.0) >= _NEARLY_AS_MUCH * (main.share or 1.0)
+        and (finding.share or 0.0) >= _MIN_COST_RATIO * (main.share or 1.0)
         and finding.at_most <= main.at_most
         and finding.estimated <= main.estimated
     ]
-    return [main, *near[:1]]
+    return [main, *similar_cost[:1]]
 
 
-_NEARLY_AS_MUCH = 0.75
+_MIN_COST_RATIO = 0.75
 
 
 def cost_sentence(diagnosis: Diagnosis) -> str:
@@ -99,10 +99,10 @@ def _share_of_step(finding: Finding, diagnosis: Diagnosis) -> str:
     """ "26 % of the step time". If the share does not refer to the mean measured step, the text names what it refers to: the steps of
     the profiler window, or the mean step including excluded steps that have the cost. ``finding`` must have a share."""
     cost_ms, share, mean_ms = finding.costs_ms_per_step, finding.share or 0.0, diagnosis.steps.mean_ms
-    if words.mean_step(diagnosis) == "recording":
+    if words.step_label(diagnosis) == "recording":
         return f"{words.percent(share)} of its time"
     speaker = diagnosis.speaker
-    if cost_ms and share and mean_ms and abs(cost_ms / share / mean_ms - 1) >= _OTHER_STEPS:
+    if cost_ms and share and mean_ms and abs(cost_ms / share / mean_ms - 1) >= _MIN_STEP_DIFFERENCE:
         step = words.milliseconds(cost_ms / share)
         if speaker is not None and speaker.recording == "window":
             return f"{words.percent(share)} of the {step} that a step takes in the profiler window"
@@ -110,16 +110,16 @@ def _share_of_step(finding: Finding, diagnosis: Diagnosis) -> str:
     return f"{words.percent(share)} of the step time"
 
 
-_OTHER_STEPS = 0.02
+_MIN_STEP_DIFFERENCE = 0.02
 """Relative difference of the step times from which on a share is said to refer to other steps than the measured ones."""
 
 
 def _total_sentence(finding: Finding) -> str:
     """A sentence on the cost of time lost outside of ordinary steps."""
     share = finding.share_of_run
-    of_run = "" if share is None else f", {words.percent(share)} of its time"
+    share_text = "" if share is None else f", {words.percent(share)} of its time"
     once = ", once" if finding.happens_once else ""
-    return f"It costs {words.seconds(finding.costs_s)} of this run{of_run}{once}."
+    return f"It costs {words.seconds(finding.costs_s)} of this run{share_text}{once}."
 
 
 def _saving_sentence(limit: str, finding: Finding, gain: str, diagnosis: Diagnosis) -> str:
@@ -127,7 +127,7 @@ def _saving_sentence(limit: str, finding: Finding, gain: str, diagnosis: Diagnos
     cost_ms, share = finding.costs_ms_per_step, finding.share
     if cost_ms is None:
         return ""
-    is_marked = words.mean_step(diagnosis) != "recording"
+    is_marked = words.step_label(diagnosis) != "recording"
     text = f"{limit.capitalize()} {words.milliseconds(cost_ms)} {'per step' if is_marked else 'in the recording'}"
     text += (
         f", {_share_of_step(finding, diagnosis)}, could be saved" if share is not None else " could be saved"
@@ -151,9 +151,9 @@ def subtitle(diagnosis: Diagnosis) -> str:
         pieces[-1] += " recorded"
     if job.world_size and job.ranks_seen and len(job.ranks_seen) < job.world_size:
         pieces[-1] += f" ({len(job.ranks_seen)} recorded)"
-    asked = ranks_of_command(job.command)
-    if pieces and asked is not None and asked > world:
-        pieces[-1] += f" (the command asks for {asked})"
+    requested = ranks_of_command(job.command)
+    if pieces and requested is not None and requested > world:
+        pieces[-1] += f" (the command asks for {requested})"
     if job.hosts:
         pieces.append(words.count(len(set(job.hosts)), "host"))
     if job.device_names:
@@ -185,16 +185,16 @@ def collectives_line(diagnosis: Diagnosis) -> str:
     shown = [
         f"{words.strip_zeros(words.significant(count))} {_POINT_TO_POINT.get(name, name)}"
         + words.in_parentheses(words.size(sizes[name]) if name in sizes else "")
-        + (_UNBUCKETED if name == "allreduce" and count >= _MANY else "")
+        + (_UNBUCKETED if name == "allreduce" and count >= _MIN_UNBUCKETED else "")
         for name, count in list(counts.items())[:_MAX_OPERATIONS]
     ]
-    where = "in the recording" if words.mean_step(diagnosis) == "recording" else "per step"
+    where = "in the recording" if words.step_label(diagnosis) == "recording" else "per step"
     return f"collectives {where}: {', '.join(shown)}" if shown else ""
 
 
 _POINT_TO_POINT = {"sendrecv": "send/recv"}
 _MAX_OPERATIONS = 4
-_MANY = 100
+_MIN_UNBUCKETED = 100
 """Number of reductions per step that DDP's buckets do not explain: a hundred of the default 25 MiB are 2.5 GiB of gradients."""
 _UNBUCKETED = " (each adds latency: reduce gradients in buckets, as DDP does)"
 _RUN_LABELS = words.RUN_LABELS | {
@@ -237,10 +237,10 @@ _LAUNCHERS = (
 )
 
 
-def ranks_of_command(command: Sequence[str], *, any_words: bool = False) -> int | None:
+def ranks_of_command(command: Sequence[str], *, search_all_words: bool = False) -> int | None:
     """Number of ranks that a command starts on this host, from the launchers' options before the script or module; None if unknown.
 
-    ``any_words``: if there are no such options, use one from anywhere in the command, such as from a shell script's arguments,
+    ``search_all_words``: if there are no such options, use one from anywhere in the command, such as from a shell script's arguments,
     although it may mean something else. ``-n`` counts only after a launcher of MPI or Slurm, not in ``nice -n 10``.
     """
 
@@ -253,21 +253,21 @@ def ranks_of_command(command: Sequence[str], *, any_words: bool = False) -> int 
         return 0
 
     def after(launchers: Sequence[str]) -> Sequence[str]:
-        return next((before[at:] for at, word in enumerate(before) if _is_one_of(word, launchers)), [])
+        return next((before[at:] for at, word in enumerate(before) if _names_launcher(word, launchers)), [])
 
     before = command[: _end_of_launchers(command)]
     return (
         number(after(_LAUNCHERS), "--nproc-per-node", "--num-processes", "--num-gpus", "--num-accelerators")
         or number(after(_MPI), "-n", "-np", "--n", "--np", "--ntasks")
-        or (number(command, "--nproc-per-node", "--num-processes") if any_words else 0)
+        or (number(command, "--nproc-per-node", "--num-processes") if search_all_words else 0)
         or None
     )
 
 
-def _is_one_of(word: str, launchers: Sequence[str]) -> bool:
+def _names_launcher(word: str, launchers: Sequence[str]) -> bool:
     """Whether ``word`` names one of ``launchers``: as a program, a module, or a module's file."""
-    file = word.replace("/", ".")
-    return basename(word) in launchers or any(file.endswith(f".{each}.py") for each in launchers)
+    dotted = word.replace("/", ".")
+    return basename(word) in launchers or any(dotted.endswith(f".{each}.py") for each in launchers)
 
 
 def _end_of_launchers(command: Sequence[str]) -> int:
@@ -275,6 +275,6 @@ def _end_of_launchers(command: Sequence[str]) -> int:
     for at, (word, following) in enumerate(pairwise((*command, ""))):
         is_module = word in ("-m", "--module") and not following.startswith("-")
         started = following if is_module else word if word.endswith(".py") else None
-        if started is not None and not _is_one_of(started, _LAUNCHERS):
+        if started is not None and not _names_launcher(started, _LAUNCHERS):
             return at
     return len(command)

@@ -16,7 +16,7 @@ from ddpdoctor.report.summary import main_finding
 
 ROWS = 32
 """Maximum number of ranks in the tables of step times and memory; the report's data has all."""
-_AMOUNTS = {
+_MEMORY_COLUMNS = {
     "process": "process_bytes",
     "child processes": "workers_bytes",
     "tensors on the device": "allocated_peak_bytes",
@@ -34,7 +34,7 @@ def rank_table(diagnosis: Diagnosis) -> Table | None:
     if not diagnosis.ranks:
         return None
     head = ["rank", "host", "device", "step", "late by", "delays others by"]
-    order = sorted(diagnosis.ranks, key=lambda rank: -(rank.caused_wait_ms or 0.0))[:ROWS]
+    slowest_first = sorted(diagnosis.ranks, key=lambda rank: -(rank.caused_wait_ms or 0.0))[:ROWS]
     rows = [
         [
             str(rank.rank),
@@ -44,10 +44,12 @@ def rank_table(diagnosis: Diagnosis) -> Table | None:
             words.milliseconds(rank.late_ms),
             words.milliseconds(rank.caused_wait_ms),
         ]
-        for rank in sorted(order, key=lambda rank: rank.rank)
+        for rank in sorted(slowest_first, key=lambda rank: rank.rank)
     ]
-    left = len(diagnosis.ranks) - len(rows)
-    title = "Ranks" if not left else f"The {len(rows)} of {len(diagnosis.ranks)} ranks that delay others most"
+    omitted = len(diagnosis.ranks) - len(rows)
+    title = (
+        "Ranks" if not omitted else f"The {len(rows)} of {len(diagnosis.ranks)} ranks that delay others most"
+    )
     return Table(title, head, rows)
 
 
@@ -90,7 +92,7 @@ def growing_memory(diagnosis: Diagnosis) -> list[Finding]:
 def memory_table(diagnosis: Diagnosis) -> Table | None:
     """One row per rank, at most :data:`ROWS`, without empty columns. None if nothing is known."""
     known = [(rank.rank, rank.memory) for rank in diagnosis.ranks if rank.memory is not None]
-    columns = {head: [getattr(memory, name) for _, memory in known] for head, name in _AMOUNTS.items()}
+    columns = {head: [getattr(memory, name) for _, memory in known] for head, name in _MEMORY_COLUMNS.items()}
     for phase in _PHASES:
         columns[f"tensors in {phase}"] = [memory.phase_peak_bytes.get(phase) for _, memory in known]
     columns = {head: values for head, values in columns.items() if any(value is not None for value in values)}
@@ -108,8 +110,8 @@ def memory_table(diagnosis: Diagnosis) -> Table | None:
         head.append("process grows")
         for row, value in zip(rows, growth, strict=True):
             row.append(words.ABSENT if value is None else f"{words.size(value)} per hour")
-    left = len(known) - len(rows)
-    title = "Memory" if not left else f"Memory of the {len(rows)} fullest ranks, of {len(known)}"
+    omitted = len(known) - len(rows)
+    title = "Memory" if not omitted else f"Memory of the {len(rows)} fullest ranks, of {len(known)}"
     return Table(title, head, rows)
 
 
@@ -125,7 +127,7 @@ _Facts = TypeVar("_Facts", AttemptFacts, TrainingFacts)
 
 def attempts_table(diagnosis: Diagnosis) -> Table | None:
     """One row per attempt, with a mark on the measured one; None for a single attempt or invalid facts."""
-    shown, title = _shown(diagnosis, "attempts", AttemptFacts)
+    shown, title = _table_entries(diagnosis, "attempts", AttemptFacts)
     if not shown:
         return None
     rows = [
@@ -149,7 +151,7 @@ def attempts_table(diagnosis: Diagnosis) -> Table | None:
 
 def trainings_table(diagnosis: Diagnosis) -> Table | None:
     """One row per training, with a mark on the measured one; None for a single training or invalid facts."""
-    shown, title = _shown(diagnosis, "trainings", TrainingFacts)
+    shown, title = _table_entries(diagnosis, "trainings", TrainingFacts)
     if not shown:
         return None
     rows = [
@@ -178,18 +180,20 @@ def _first_finding(diagnosis: Diagnosis, each: AttemptFacts | TrainingFacts) -> 
     return "not diagnosed" if each.finding is None else each.finding or "none"
 
 
-def _shown(diagnosis: Diagnosis, name: str, kind: type[_Facts]) -> tuple[list[_Facts], str]:
+def _table_entries(diagnosis: Diagnosis, name: str, kind: type[_Facts]) -> tuple[list[_Facts], str]:
     """(Entries of the fact ``run.<name>``, title). Of many entries the first and the last; [] for a single one."""
     run: Any = diagnosis.facts.get("run")
     try:
-        every: list[_Facts] = msgspec.convert(run[name], list[kind])  # type: ignore[valid-type]
+        entries: list[_Facts] = msgspec.convert(run[name], list[kind])  # type: ignore[valid-type]
     except (msgspec.ValidationError, TypeError, KeyError):
         return [], ""
-    left = max(len(every) - _MAX_ROWS, 0)
-    title = f"{name.capitalize()} (→ measured)" + (f", {left} more in the report's data" if left else "")
-    if len(every) < 2:
+    omitted = max(len(entries) - _MAX_ROWS, 0)
+    title = f"{name.capitalize()} (→ measured)" + (
+        f", {omitted} more in the report's data" if omitted else ""
+    )
+    if len(entries) < 2:
         return [], title
-    return (every if not left else every[: _MAX_ROWS // 2] + every[-_MAX_ROWS // 2 :]), title
+    return (entries if not omitted else entries[: _MAX_ROWS // 2] + entries[-_MAX_ROWS // 2 :]), title
 
 
 HUNG_ROWS = 64
@@ -207,11 +211,11 @@ class Stack(msgspec.Struct, frozen=True):
     lines: list[str]
 
 
-def hang_table(diagnosis: Diagnosis, most: int = HUNG_ROWS) -> Table | None:
+def hang_table(diagnosis: Diagnosis, max_ranks: int = HUNG_ROWS) -> Table | None:
     """One row per rank, ranks at fault first, without empty columns. None if the job did not hang."""
     if not diagnosis.standing:
         return None
-    shown = _first(diagnosis.standing, most)
+    shown = _guilty_first(diagnosis.standing, max_ranks)
     columns = [
         ("rank", [f"{'→ ' if each.guilty else ''}{each.rank}" for each in shown]),
         ("host", [each.host or words.ABSENT for each in shown]),
@@ -222,27 +226,29 @@ def hang_table(diagnosis: Diagnosis, most: int = HUNG_ROWS) -> Table | None:
         ("collective", [each.collective or words.ABSENT for each in shown]),
         ("line", [place(each.where).short if each.where else words.ABSENT for each in shown]),
     ]
-    several = len({each.host for each in shown}) > 1
-    known = [
+    has_several_hosts = len({each.host for each in shown}) > 1
+    filled = [
         (name, cells)
         for name, cells in columns
-        if set(cells) != {words.ABSENT} and (name != "host" or several)
+        if set(cells) != {words.ABSENT} and (name != "host" or has_several_hosts)
     ]
-    left = len(diagnosis.standing) - len(shown)
+    omitted = len(diagnosis.standing) - len(shown)
     hang = diagnosis.facts.get("hang")
-    lasts = hang.get("lasts") if isinstance(hang, dict) else None
-    title = "Where each rank is" if lasts else "Where each rank was last seen"
+    still_hangs = hang.get("lasts") if isinstance(hang, dict) else None
+    title = "Where each rank is" if still_hangs else "Where each rank was last seen"
     if isinstance(hang, dict) and hang.get("only_dumps"):
         title = "State of each rank by its flight recorder dump"
     notes = ["→: named above"] if any(each.guilty for each in shown) else []
-    if left:
-        states = {each.state for each in _first(diagnosis.standing, len(diagnosis.standing))[most:]}
-        alike = next(iter(states)) if len(states) == 1 else None
-        where = "`-v` shows" if most < HUNG_ROWS else "`--json F` has"
-        notes.append(f"{where} {left} more{f', each {alike}' if alike else ''}")
+    if omitted:
+        states = {
+            each.state for each in _guilty_first(diagnosis.standing, len(diagnosis.standing))[max_ranks:]
+        }
+        common_state = next(iter(states)) if len(states) == 1 else None
+        where = "`-v` shows" if max_ranks < HUNG_ROWS else "`--json F` has"
+        notes.append(f"{where} {omitted} more{f', each {common_state}' if common_state else ''}")
     title += words.in_parentheses("; ".join(notes))
-    rows = [list(row) for row in zip(*(cells for _, cells in known), strict=True)]
-    return Table(title, [name for name, _ in known], rows)
+    rows = [list(row) for row in zip(*(cells for _, cells in filled), strict=True)]
+    return Table(title, [name for name, _ in filled], rows)
 
 
 def stacks(diagnosis: Diagnosis) -> list[Stack]:
@@ -252,10 +258,10 @@ def stacks(diagnosis: Diagnosis) -> list[Stack]:
             f"Rank {each.rank}{', at fault' if each.guilty else ''}",
             [f"{line.file}:{line.line} {line.function}" for line in each.stack[:FRAMES]],
         )
-        for each in _first(diagnosis.standing, HUNG_ROWS)
+        for each in _guilty_first(diagnosis.standing, HUNG_ROWS)
         if each.stack
     ]
 
 
-def _first(standing: Sequence[Standing], most: int) -> list[Standing]:
-    return sorted(standing, key=lambda each: (not each.guilty, each.rank))[:most]
+def _guilty_first(standing: Sequence[Standing], max_ranks: int) -> list[Standing]:
+    return sorted(standing, key=lambda each: (not each.guilty, each.rank))[:max_ranks]

@@ -72,7 +72,7 @@ PART_MARKS = {
 """(Letter, colour) of each part in the bar. The letters are used on consoles without colours."""
 _MIN_STEPS_FOR_P95 = 20
 """Minimum number of steps for a 95th percentile. With fewer steps it is the longest step."""
-_IN_SECONDS_MS = 10_000
+_MIN_SECONDS_MS = 10_000
 """Costs of at least this are shown in seconds."""
 _GAP = "   "
 """Separator between two entries of the legend."""
@@ -97,32 +97,32 @@ def print_terminal(
     if cost := cost_sentence(diagnosis):
         print_line(console, cost)
     main = main_finding(diagnosis)
-    _opening(main, diagnosis, console)
-    about = (subtitle, run_line, _steps, collectives_line, memory_line)
+    _print_main_finding(main, diagnosis, console)
+    about = (subtitle, run_line, _steps_line, collectives_line, memory_line)
     for details in filter(None, (line(diagnosis) for line in about)):
         print_line(console, details, "dim")
     for finding in growing_memory(diagnosis):
         print_line(console, finding.title, SEVERITY_STYLES.get(finding.severity, ""))
     if diagnosis.breakdown:
-        _breakdown(diagnosis, console)
+        _print_breakdown(diagnosis, console)
     if diagnosis.findings:
-        _findings(diagnosis, console, MAX_LISTED if verbose else FINDINGS)
-    _standing(diagnosis, console, verbose)
-    _rows(console, attempts_table(diagnosis))
-    _rows(console, trainings_table(diagnosis))
+        _print_findings(diagnosis, console, MAX_LISTED if verbose else FINDINGS)
+    _print_hang(diagnosis, console, verbose)
+    _print_rows(console, attempts_table(diagnosis))
+    _print_rows(console, trainings_table(diagnosis))
     for finding in diagnosis.findings[:MAX_LISTED] if verbose else explained_findings(diagnosis):
-        _finding(finding, console, verbose)
+        _print_finding(finding, console, verbose)
     if diagnosis.tried is not None:
         console.print()
         print_line(console, TITLE, "bold")
         print_experiment(diagnosis.tried, console)
     if diagnosis.hta is not None:
         console.print()
-        print_line(console, _hta(diagnosis.hta), "dim")
-    _closing(diagnosis, console, verbose)
+        print_line(console, _hta_sentence(diagnosis.hta), "dim")
+    _print_notes_and_checks(diagnosis, console, verbose)
 
 
-def _opening(main: Finding | None, diagnosis: Diagnosis, console: Console) -> None:
+def _print_main_finding(main: Finding | None, diagnosis: Diagnosis, console: Console) -> None:
     """Print the ranks, the source line and the first fix of the main finding. Prints nothing without a finding."""
     if main is None:
         return
@@ -133,12 +133,12 @@ def _opening(main: Finding | None, diagnosis: Diagnosis, console: Console) -> No
         print_line(console, f"{words.fix_label(main.fixes[0])}: {main.fixes[0].title}", "bold")
 
 
-def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
-    """Print a table of the ``most`` costliest findings, and the number of the others."""
+def _print_findings(diagnosis: Diagnosis, console: Console, max_rows: int) -> None:
+    """Print a table of the ``max_rows`` costliest findings, and the number of the others."""
     console.print()
-    shown = diagnosis.findings[:most]
-    unit = "ms" if words.mean_step(diagnosis) == "recording" else "ms/step"
-    print_wrapped(console, _table(shown, console.width, words.all_ranks_label(diagnosis), unit))
+    shown = diagnosis.findings[:max_rows]
+    unit = "ms" if words.step_label(diagnosis) == "recording" else "ms/step"
+    print_wrapped(console, _findings_table(shown, console.width, words.all_ranks_label(diagnosis), unit))
     causes = {finding.caused_by for finding in shown if finding.caused_by}
     hints = (
         [f"↳: overlaps with {causes.pop() if len(causes) == 1 else 'another finding'}; fix that first"]
@@ -146,13 +146,17 @@ def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
         else []
     )
     hints += dict.fromkeys(
-        filter(None, (words.limit(each, "≤: upper bound", "≈: rests on an assumption") for each in shown))
+        filter(
+            None, (words.cost_prefix(each, "≤: upper bound", "≈: rests on an assumption") for each in shown)
+        )
     )
     costless = sum(_cost(each, "") == words.NO_COST for each in shown)
     hints += ["–: no own cost"] if 0 < costless < len(shown) else []
     explained = len(explained_findings(diagnosis))
     hints += (
-        ["`-v` explains every finding"] if most < MAX_LISTED and len(diagnosis.findings) > explained else []
+        ["`-v` explains every finding"]
+        if max_rows < MAX_LISTED and len(diagnosis.findings) > explained
+        else []
     )
     if hints:
         print_line(console, " · ".join(hints), "dim")
@@ -162,7 +166,7 @@ def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
         )
 
 
-def _hta(results: Mapping[str, Any]) -> str:
+def _hta_sentence(results: Mapping[str, Any]) -> str:
     """A sentence that lists the available results of HolisticTraceAnalysis. Its tables are too wide for a terminal."""
     names = [
         name.replace("_", " ") for name, rows in results.items() if name not in ("library", "notes") and rows
@@ -175,7 +179,7 @@ def _hta(results: Mapping[str, Any]) -> str:
     return f"{found} {notes}".rstrip()
 
 
-def _steps(diagnosis: Diagnosis) -> str:
+def _steps_line(diagnosis: Diagnosis) -> str:
     steps = diagnosis.steps
     p95_ms = steps.p95_ms if steps.measured >= _MIN_STEPS_FOR_P95 else None
     pieces = []
@@ -185,7 +189,7 @@ def _steps(diagnosis: Diagnosis) -> str:
         pieces.append(f"one step of {words.milliseconds(steps.median_ms)}")
     elif steps.median_ms is not None:
         # The mean is shown too, because costs are shares of it.
-        mean, median, p95 = words.in_one_unit(steps.mean_ms, steps.median_ms, p95_ms)
+        mean, median, p95 = words.in_common_unit(steps.mean_ms, steps.median_ms, p95_ms)
         differs = steps.mean_ms is not None and mean != median
         pieces.append(f"step {f'{mean} mean, ' if differs else ''}{median} median")
         pieces += [f"{p95} p95"] if p95_ms is not None else []
@@ -197,7 +201,7 @@ def _steps(diagnosis: Diagnosis) -> str:
     return ", ".join(pieces)
 
 
-def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
+def _print_breakdown(diagnosis: Diagnosis, console: Console) -> None:
     """Print a stacked bar of the critical path with a legend."""
     width = min(console.width, 80) - 1
     shares = [(name, share) for name in PARTS if (share := diagnosis.breakdown.get(name, 0.0)) > 0]
@@ -217,7 +221,7 @@ def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
     console.print()
     alone = 1 in (diagnosis.job.world_size, len(diagnosis.job.ranks_seen))
     waiting = "" if alone else " (waiting shown as the straggler's work)"
-    print_line(console, f"Critical path of the {words.mean_step(diagnosis)}{waiting}:", "dim")
+    print_line(console, f"Critical path of the {words.step_label(diagnosis)}{waiting}:", "dim")
     print_wrapped(console, bar)
     for line in _fill_lines(entries, width):
         print_wrapped(console, line)
@@ -234,11 +238,11 @@ def _fill_lines(entries: Iterable[Text], width: int) -> list[Text]:
     return lines
 
 
-def _table(findings: list[Finding], width: int, all_ranks: str, unit: str) -> Table:
+def _findings_table(findings: list[Finding], width: int, all_ranks: str, unit: str) -> Table:
     """A table with one row per finding, without empty columns. If the table is too wide, the text of the column "where" is moved
     below the rule's id."""
     head = ["finding", "who", unit, *(["90 % interval"] if width >= WIDE else []), "speedup", "where"]
-    rows = [_row(finding, all_ranks, wide=width >= WIDE) for finding in findings]
+    rows = [_finding_row(finding, all_ranks, wide=width >= WIDE) for finding in findings]
     head, *rows = filled_columns([head, *rows])
     needed = _table_width([head, *rows])
     if needed > width and head[-1] == "where":
@@ -255,27 +259,27 @@ def _table(findings: list[Finding], width: int, all_ranks: str, unit: str) -> Ta
     return table
 
 
-def _row(finding: Finding, all_ranks: str, *, wide: bool) -> list[str]:
-    limit = words.limit(finding, "≤ ", "≈ ")
+def _finding_row(finding: Finding, all_ranks: str, *, wide: bool) -> list[str]:
+    prefix = words.cost_prefix(finding, "≤ ", "≈ ")
     cells = [
         f"{'↳ ' if finding.caused_by else ''}{finding.rule}",
         words.rank_names(finding.ranks, all_ranks),
-        _cost(finding, limit),
-        *([_range(finding)] if wide else []),
-        words.speedup_text(finding, limit),
+        _cost(finding, prefix),
+        *([_cost_range(finding)] if wide else []),
+        words.speedup_text(finding, prefix),
         location(finding),
     ]
     return [plain(truncated(cell, MAX_CELL_LENGTH)) for cell in cells]
 
 
-def _cost(finding: Finding, limit: str) -> str:
+def _cost(finding: Finding, prefix: str) -> str:
     """The cost in ms per step, or in seconds per run ("8.0 s/run") if there is no cost per step."""
     cost_ms = finding.costs_ms_per_step
     if cost_ms is None and finding.costs_s is not None:
         return f"{words.seconds(finding.costs_s)}/run"
     if cost_ms is None:
         return words.NO_COST
-    return limit + (words.significant(cost_ms) if cost_ms < _IN_SECONDS_MS else words.milliseconds(cost_ms))
+    return prefix + (words.significant(cost_ms) if cost_ms < _MIN_SECONDS_MS else words.milliseconds(cost_ms))
 
 
 def _table_width(rows: list[list[str]]) -> int:
@@ -288,9 +292,9 @@ def _table_width(rows: list[list[str]]) -> int:
     return sum(widest) + PADDING * len(widest)
 
 
-def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
+def _print_hang(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
     """Print where each rank of a hung job is."""
-    _rows(console, hang_table(diagnosis) if verbose else hang_table(diagnosis, SHORT_ROWS))
+    _print_rows(console, hang_table(diagnosis) if verbose else hang_table(diagnosis, SHORT_ROWS))
     for stack in stacks(diagnosis) if verbose else []:
         console.print()
         print_line(console, f"{stack.title}:", "bold")
@@ -298,29 +302,29 @@ def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
             console.print(Text(plain(truncated(f"  {line}"))), soft_wrap=True)
 
 
-def _rows(console: Console, found: TextTable | None) -> None:
+def _print_rows(console: Console, text_table: TextTable | None) -> None:
     """Print a table, if there is one. Rows that begin with an arrow are bold."""
-    if found is None:
+    if text_table is None:
         return
     table = plain_table()
-    for name in found.head:
+    for name in text_table.head:
         table.add_column(name, no_wrap=name in ("rank", "step", "for", "line"))
-    for row in found.rows:
+    for row in text_table.rows:
         style = "bold" if row[0].startswith("→") else ""
         table.add_row(*(cell(text, style) for text in row))
     console.print()
-    print_line(console, found.title, "bold")
+    print_line(console, text_table.title, "bold")
     print_wrapped(console, table)
 
 
-def _range(finding: Finding) -> str:
+def _cost_range(finding: Finding) -> str:
     """The 90 % interval of the saving, ms per step; "" if unknown."""
     if finding.costs_ms_per_step_range is None or finding.at_most:
         return ""
     return "–".join(words.significant(end_ms, 2) for end_ms in finding.costs_ms_per_step_range)
 
 
-def _finding(finding: Finding, console: Console, verbose: bool) -> None:
+def _print_finding(finding: Finding, console: Console, verbose: bool) -> None:
     console.print()
     print_line(console, finding.title, SEVERITY_STYLES.get(finding.severity, "bold"))
     if finding.explanation:
@@ -329,7 +333,7 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
     if verbose:
         for row in finding.evidence[:MAX_LISTED]:
             print_line(console, f"  {evidence_words(row)}: {evidence_value(row)}")
-    _places(finding, console, verbose)
+    _print_places(finding, console, verbose)
     for fix in finding.fixes[: MAX_LISTED if verbose else 1]:
         console.print()
         print_line(console, f"{words.fix_label(fix)}: {fix.title}", "bold")
@@ -337,12 +341,12 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
         if fix.why and (verbose or not code):
             print_line(console, " ".join(fix.why.split()))
         if code:
-            console.print(_snippet(code, console), soft_wrap=True)
+            console.print(_highlighted(code, console), soft_wrap=True)
         if fix.trade_off:
             print_line(console, f"Trade-off: {' '.join(fix.trade_off.split())}", "dim")
 
 
-def _places(finding: Finding, console: Console, verbose: bool) -> None:
+def _print_places(finding: Finding, console: Console, verbose: bool) -> None:
     """Print the source lines and their callers; without ``verbose`` only those of the first place."""
     for shown in map(place, finding.where[: MAX_LISTED if verbose else 1]):
         if verbose:
@@ -363,7 +367,7 @@ def _places(finding: Finding, console: Console, verbose: bool) -> None:
         print_line(console, f"  (no text: {reason})", "dim")
 
 
-def _snippet(code: str, console: Console) -> Text:
+def _highlighted(code: str, console: Console) -> Text:
     """The snippet, indented and highlighted."""
     shown = plain_lines(truncated(code).replace("\t", "    "))
     lines = "\n".join(f"  {line}".rstrip() for line in shown.split("\n"))
@@ -376,7 +380,7 @@ def _snippet(code: str, console: Console) -> Text:
     return highlighted
 
 
-def _closing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
+def _print_notes_and_checks(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
     notes = diagnosis.notes[: MAX_LISTED if verbose else NOTES]
     if notes:
         console.print()

@@ -57,12 +57,14 @@ def write_timeline(
     ranks. Raises DdpDoctorError if the file cannot be written.
     """
     compressed = os.fspath(path).endswith(".gz")
-    drawn = _DRAWING_SHARE if compressed else 1.0
+    drawing_share = _DRAWING_SHARE if compressed else 1.0
     data = encoded(
-        chrome_trace(tables, findings, hosts, lambda part: on_progress(drawn * part), all_ranks=all_ranks)
+        chrome_trace(
+            tables, findings, hosts, lambda part: on_progress(drawing_share * part), all_ranks=all_ranks
+        )
     )
     if compressed:
-        data = _compressed(data, lambda part: on_progress(drawn + (1 - drawn) * part))
+        data = _compressed(data, lambda part: on_progress(drawing_share + (1 - drawing_share) * part))
     write_file(path, data, TIMELINE)
 
 
@@ -89,12 +91,12 @@ def write_tables(
         done = 0
         for name, table in tables.items():
             on_progress(done / rows)
-            into = io.BytesIO()
+            buffer = io.BytesIO()
             if suffix == "parquet":
-                table.write_parquet(into)
+                table.write_parquet(buffer)
             else:
-                table.write_csv(into)
-            yield f"{name}.{suffix}", into.getvalue()
+                table.write_csv(buffer)
+            yield f"{name}.{suffix}", buffer.getvalue()
             done += len(table)
 
     target = WrittenFolder(Path(folder), "exported tables")
@@ -120,24 +122,24 @@ def cut_steps(tables: Mapping[str, pl.DataFrame], first: int, last: int) -> dict
     }
 
 
-def steps_that_fit(tables: Mapping[str, pl.DataFrame], most: int = MAX_SLICES) -> tuple[int, int] | None:
-    """(first, last) of consecutive steps with at most about ``most`` slices of measured work. The steps are around the recorded
+def fitting_steps(tables: Mapping[str, pl.DataFrame], max_slices: int = MAX_SLICES) -> tuple[int, int] | None:
+    """(first, last) of consecutive steps with at most about ``max_slices`` slices of measured work. The steps are around the recorded
     kernels, or in the middle of the run without kernels. None if all steps fit or there are fewer than two."""
     measured = [tables[name] for name in ("steps", "collectives", "events")]
     slices = sum(len(table) for table in measured) + len(tables["collectives"])
     numbers = tables["steps"]["step"].unique().sort()
-    if slices <= most or len(numbers) < 2:
+    if slices <= max_slices or len(numbers) < 2:
         return None
-    keep = max(1, len(numbers) * most // slices)
-    begin = min(max(_middle(tables) - keep // 2, 0), len(numbers) - keep)
+    keep = max(1, len(numbers) * max_slices // slices)
+    begin = min(max(_middle_index(tables) - keep // 2, 0), len(numbers) - keep)
     return int(numbers[begin]), int(numbers[begin + keep - 1])
 
 
-def _middle(tables: Mapping[str, pl.DataFrame]) -> int:
+def _middle_index(tables: Mapping[str, pl.DataFrame]) -> int:
     """Index, in the sorted step numbers, of the step around which to cut."""
     numbers = tables["steps"]["step"].unique().sort().to_list()
-    named = tables["details"] if "details" in tables else pl.DataFrame()
-    kernels = named if named.is_empty() else named.filter(pl.col("track") != "sampled lines")
+    details = tables["details"] if "details" in tables else pl.DataFrame()
+    kernels = details if details.is_empty() else details.filter(pl.col("track") != "sampled lines")
     if kernels.is_empty():
         return len(numbers) // 2
     at = kernels["start_ns"].sort()[len(kernels) // 2]
@@ -156,21 +158,28 @@ def chrome_trace(
     """The trace in the JSON Object Format of the Trace Event Format, with complete events, counters and metadata events."""
     rank_tables = {name: table for name, table in tables.items() if "rank" in table.columns}
     ranks = sorted({int(rank) for table in rank_tables.values() for rank in table["rank"].unique()})
-    origin = min((int(t[c].min()) for t, c in _starts(tables) if len(t)), default=0)  # type: ignore[arg-type]
+    origin = min((int(t[c].min()) for t, c in _start_columns(tables) if len(t)), default=0)  # type: ignore[arg-type]
     events: list[dict[str, Any]] = []
-    late = lateness(tables["steps"], tables["collectives"])
+    late_slices = lateness(tables["steps"], tables["collectives"])
     for done, rank in enumerate(ranks):
         on_progress(done / len(ranks))
         rank_table = {name: table.filter(pl.col("rank") == rank) for name, table in rank_tables.items()}
         host = f" on {hosts[rank]}" if hosts.get(rank) else ""
         # Perfetto shows process 0 and thread 0 as the idle task.
-        events += _process(
-            rank + 1, f"rank {rank}{host}", rank + 1, rank_tracks(rank_table, late.get(rank, [])), origin
+        events += _process_events(
+            rank + 1,
+            f"rank {rank}{host}",
+            rank + 1,
+            rank_tracks(rank_table, late_slices.get(rank, [])),
+            origin,
         )
-    marked, finding_pid = finding_tracks(tables["steps"], findings, all_ranks), max(ranks, default=0) + 2
-    if marked:
-        events += _process(finding_pid, "findings", 0, marked, origin)
-    events += _counters(finding_pid + 1, tables, origin)
+    tracks, finding_pid = (
+        finding_tracks(tables["steps"], findings, all_ranks),
+        max(ranks, default=0) + 2,
+    )
+    if tracks:
+        events += _process_events(finding_pid, "findings", 0, tracks, origin)
+    events += _counter_events(finding_pid + 1, tables, origin)
     return {
         "displayTimeUnit": "ms",
         "otherData": {"producer": "ddpdoctor", "origin_epoch_ns": str(origin)},
@@ -178,7 +187,7 @@ def chrome_trace(
     }
 
 
-def _starts(tables: Mapping[str, pl.DataFrame]) -> list[tuple[pl.DataFrame, str]]:
+def _start_columns(tables: Mapping[str, pl.DataFrame]) -> list[tuple[pl.DataFrame, str]]:
     return [
         (tables["steps"], "start_ns"),
         (tables["collectives"], "arrival_ns"),
@@ -187,11 +196,11 @@ def _starts(tables: Mapping[str, pl.DataFrame]) -> list[tuple[pl.DataFrame, str]
     ]
 
 
-def _counters(pid: int, tables: Mapping[str, pl.DataFrame], origin: int) -> list[dict[str, Any]]:
+def _counter_events(pid: int, tables: Mapping[str, pl.DataFrame], origin: int) -> list[dict[str, Any]]:
     """Hosts and GPUs over time, as counters of one process."""
     if "counters" not in tables or tables["counters"].is_empty():
         return []
-    events = _process(pid, "hosts and GPUs", 0, [], origin)
+    events = _process_events(pid, "hosts and GPUs", 0, [], origin)
     for row in tables["counters"].filter(pl.col("time_ns") >= origin).iter_rows(named=True):
         name = row["field"].replace("_", " ").removesuffix(f" {row['unit']}").removesuffix(" percent")
         events.append(
@@ -208,15 +217,15 @@ def _counters(pid: int, tables: Mapping[str, pl.DataFrame], origin: int) -> list
     return events
 
 
-def _process(
-    pid: int, name: str, place: int, tracks: Sequence[tuple[str, list[Slice]]], origin: int
+def _process_events(
+    pid: int, name: str, sort_index: int, tracks: Sequence[tuple[str, list[Slice]]], origin: int
 ) -> list[dict[str, Any]]:
     first = pid * _MAX_TRACKS
-    events = [_meta(pid, first, "process_name", name=name)]
-    events.append(_meta(pid, first, "process_sort_index", sort_index=place))
+    events = [_metadata_event(pid, first, "process_name", name=name)]
+    events.append(_metadata_event(pid, first, "process_sort_index", sort_index=sort_index))
     for tid, (label, slices) in enumerate(tracks, first):
-        events.append(_meta(pid, tid, "thread_name", name=label))
-        events.append(_meta(pid, tid, "thread_sort_index", sort_index=tid))
+        events.append(_metadata_event(pid, tid, "thread_name", name=label))
+        events.append(_metadata_event(pid, tid, "thread_sort_index", sort_index=tid))
         events += [
             {
                 "ph": "X",
@@ -233,11 +242,11 @@ def _process(
     return events
 
 
-def _meta(pid: int, tid: int, name: str, /, **args: Any) -> dict[str, Any]:
+def _metadata_event(pid: int, tid: int, name: str, /, **args: Any) -> dict[str, Any]:
     return {"ph": "M", "pid": pid, "tid": tid, "ts": 0, "name": name, "args": args}
 
 
-_ORDER = _STEP, _HOST, _ISSUED, _COMPUTE, _COMMUNICATION, _LATE = (
+_TRACKS = _STEP, _HOST, _ISSUED, _COMPUTE, _COMMUNICATION, _LATE = (
     *("step", "host and data", "host log"),
     *("compute", "communication", "late"),
 )
@@ -271,62 +280,72 @@ class Slice(msgspec.Struct, frozen=True):
 
 def lateness(steps: pl.DataFrame, collectives: pl.DataFrame) -> dict[int, list[Slice]]:
     """Slices by rank, from the median arrival of all ranks at a collective to a later arrival of this rank."""
-    usual_step_ns = (steps["end_ns"] - steps["start_ns"]).median() if len(steps) else 0
-    least_ns = _MIN_LATE_SHARE * (usual_step_ns if isinstance(usual_step_ns, int | float) else 0)
-    same = ("source", "kind", "operation", "group", "last_arrival_ns")
+    median_step_ns = (steps["end_ns"] - steps["start_ns"]).median() if len(steps) else 0
+    min_late_ns = _MIN_LATE_SHARE * (median_step_ns if isinstance(median_step_ns, int | float) else 0)
+    collective_key = ("source", "kind", "operation", "group", "last_arrival_ns")
     # Relative to the last arrival, because a quantile is a double, which cannot represent epoch nanoseconds exactly.
-    ahead = (pl.col("arrival_ns") - pl.col("last_arrival_ns")).quantile(0.5, "lower").over(same)
-    middle = pl.col("last_arrival_ns") + ahead.cast(pl.Int64)
+    median_offset = (
+        (pl.col("arrival_ns") - pl.col("last_arrival_ns")).quantile(0.5, "lower").over(collective_key)
+    )
+    middle = pl.col("last_arrival_ns") + median_offset.cast(pl.Int64)
     known = collectives.filter(pl.col("last_arrival_ns").is_not_null())
     matched = known.with_columns(middle.alias("middle_ns"))
-    found: dict[int, list[Slice]] = {}
-    for row in matched.filter(pl.col("arrival_ns") - pl.col("middle_ns") > least_ns).iter_rows(named=True):
+    slices: dict[int, list[Slice]] = {}
+    for row in matched.filter(pl.col("arrival_ns") - pl.col("middle_ns") > min_late_ns).iter_rows(named=True):
         late_ms = (row["arrival_ns"] - row["middle_ns"]) / 1e6
         name = f"late at {row['operation']}"
         item = Slice(
             row["middle_ns"], row["arrival_ns"], name, "late", {"late_ms": late_ms, "step": row["step"]}
         )
-        found.setdefault(row["rank"], []).append(item)
-    return found
+        slices.setdefault(row["rank"], []).append(item)
+    return slices
 
 
-def rank_tracks(tables: Mapping[str, pl.DataFrame], late: Sequence[Slice]) -> list[tuple[str, list[Slice]]]:
+def rank_tracks(
+    tables: Mapping[str, pl.DataFrame], late_slices: Sequence[Slice]
+) -> list[tuple[str, list[Slice]]]:
     """Tracks of one rank: first measured work, then annotations, operators, kernels and sampled lines."""
-    found: dict[str, list[Slice]] = {name: [] for name in _ORDER}
-    found[_LATE] += late
+    slices_by_track: dict[str, list[Slice]] = {name: [] for name in _TRACKS}
+    slices_by_track[_LATE] += late_slices
     for row in tables["steps"].iter_rows(named=True):
         args = {"marks": row["marks"]} if row["marks"] else {}
-        found[_STEP].append(Slice(row["start_ns"], row["end_ns"], f"step {row['step']}", "step", args))
+        slices_by_track[_STEP].append(
+            Slice(row["start_ns"], row["end_ns"], f"step {row['step']}", "step", args)
+        )
     has_both_sources = tables["events"]["source"].n_unique() > 1
     for row in tables["events"].iter_rows(named=True):
         # If there are also events of the device, the log shows what the host issued at that time.
         track = _COMPUTE if row["track"] == "compute" else _HOST
         track = _ISSUED if has_both_sources and row["source"] == "step-log" else track
         end = row["start_ns"] + row["duration_ns"]
-        found[track].append(Slice(row["start_ns"], end, _LABELS.get(row["name"], row["name"]), row["name"]))
+        slices_by_track[track].append(
+            Slice(row["start_ns"], end, _LABELS.get(row["name"], row["name"]), row["name"])
+        )
     for row in tables["collectives"].iter_rows(named=True):
-        found[_COMMUNICATION] += _collective(row)
+        slices_by_track[_COMMUNICATION] += _collective_slices(row)
     for row in tables["details"].iter_rows(named=True) if "details" in tables else ():
         end = row["start_ns"] + row["duration_ns"]
-        found.setdefault(row["track"], []).append(Slice(row["start_ns"], end, row["name"], "detail"))
+        slices_by_track.setdefault(row["track"], []).append(
+            Slice(row["start_ns"], end, row["name"], "detail")
+        )
     tracks = []
-    for name in found:
-        lanes = _lanes(found[name])
+    for name in slices_by_track:
+        lanes = _lanes(slices_by_track[name])
         tracks += [(name if n == 0 else f"{name} {n + 1}", lane) for n, lane in enumerate(lanes)]
     return tracks
 
 
-def _collective(row: Mapping[str, Any]) -> list[Slice]:
+def _collective_slices(row: Mapping[str, Any]) -> list[Slice]:
     operation = row["operation"]
     args = {
         name: row[name] for name in ("kind", "group", "step", "message_bytes") if row[name] not in (None, "")
     }
     if row["wait_ns"] is None:
         return [Slice(row["arrival_ns"], row["end_ns"], f"{operation}, not matched", "communication", args)]
-    together = row["arrival_ns"] + row["wait_ns"]
+    last_arrival_ns = row["arrival_ns"] + row["wait_ns"]
     return [
-        Slice(row["arrival_ns"], together, f"{operation}: wait", Part.COMM_WAIT, args),
-        Slice(together, row["end_ns"], f"{operation}: transfer", Part.COMM_TRANSFER, args),
+        Slice(row["arrival_ns"], last_arrival_ns, f"{operation}: wait", Part.COMM_WAIT, args),
+        Slice(last_arrival_ns, row["end_ns"], f"{operation}: transfer", Part.COMM_TRANSFER, args),
     ]
 
 
@@ -352,10 +371,10 @@ def finding_tracks(
     """One track per finding with a slice over the steps in which it occurs. ``all_ranks``: the name for all recorded ranks."""
     tracks = []
     for finding in findings:
-        chosen = steps
+        finding_steps = steps
         if finding.steps:
-            chosen = steps.filter(pl.col("step").is_between(finding.steps[0], finding.steps[-1]))
-        if chosen.is_empty():
+            finding_steps = steps.filter(pl.col("step").is_between(finding.steps[0], finding.steps[-1]))
+        if finding_steps.is_empty():
             continue
         args = {
             "rule": finding.rule,
@@ -369,6 +388,6 @@ def finding_tracks(
             "explanation": " ".join(finding.explanation.split()),
             "fixes": [fix.title for fix in finding.fixes],
         }
-        start, end = int(chosen["start_ns"].min()), int(chosen["end_ns"].max())  # type: ignore[arg-type]
+        start, end = int(finding_steps["start_ns"].min()), int(finding_steps["end_ns"].max())  # type: ignore[arg-type]
         tracks.append((finding.rule, [Slice(start, end, finding.title, "finding", args)]))
     return tracks

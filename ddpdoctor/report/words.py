@@ -130,7 +130,7 @@ def milliseconds(value: float | None) -> str:
     return f"{significant(value)} ms"
 
 
-def in_one_unit(*values_ms: float | None) -> list[str]:
+def in_common_unit(*values_ms: float | None) -> list[str]:
     """Durations given in milliseconds, in comparable units: all in seconds if one of them is a second or longer."""
     if max((value for value in values_ms if value is not None), default=0.0) < 1000:
         return [milliseconds(value) for value in values_ms]
@@ -172,20 +172,20 @@ def cost_in_total(finding: Finding) -> str:
     return f"{seconds(finding.costs_s)} in total"
 
 
-def speedup_text(finding: Finding, limit: str = "") -> str:
-    """The speedup if the finding is fixed: "7.1×" after ``limit``, such as "≤ " or "about ". "" if there is none.
+def speedup_text(finding: Finding, prefix: str = "") -> str:
+    """The speedup if the finding is fixed: "7.1×" after ``prefix``, such as "≤ " or "about ". "" if there is none.
 
     Above 10 it is "over 10×", because an error of 1 % in the share could double it, or "" for an upper bound.
     """
     value = finding.speedup_if_fixed
     if value is None or value < _MIN_SPEEDUP or (finding.at_most and value > _MAX_SPEEDUP):
         return ""
-    return _capped_speedup(value) if value > _MAX_SPEEDUP else limit + speedup(value)
+    return _capped_speedup(value) if value > _MAX_SPEEDUP else prefix + speedup(value)
 
 
-def limit(finding: Finding, most: str = "at most ", about: str = "about ") -> str:
-    """The prefix of a finding's cost: ``most`` for an upper bound, ``about`` for an estimate based on an assumption, else ""."""
-    return most if finding.at_most else about if finding.estimated else ""
+def cost_prefix(finding: Finding, upper_bound: str = "at most ", estimate: str = "about ") -> str:
+    """The prefix of a finding's cost: ``upper_bound`` for an upper bound, ``estimate`` for an estimate based on an assumption, else ""."""
+    return upper_bound if finding.at_most else estimate if finding.estimated else ""
 
 
 def _capped_speedup(value: float) -> str:
@@ -240,7 +240,8 @@ def quantity(value: Any, unit: str) -> str:
         return _number(value, unit)
     if isinstance(value, Mapping):
         return (
-            ", ".join(f"rank {rank}: {quantity(of_rank, unit)}" for rank, of_rank in value.items()) or "none"
+            ", ".join(f"rank {rank}: {quantity(rank_value, unit)}" for rank, rank_value in value.items())
+            or "none"
         )
     if isinstance(value, Sequence) and not isinstance(value, str):
         return (
@@ -271,8 +272,10 @@ def _number(value: float, unit: str) -> str:
         return percent(value / 100)
     # Counts may be floats.
     is_count = not unit or unit.startswith("per ")
-    whole = isinstance(value, int) or (is_count and value.is_integer() and abs(value) < _MAX_EXACT_INTEGER)
-    text = f"{value:,.0f}" if whole else significant(value)
+    is_integer_value = isinstance(value, int) or (
+        is_count and value.is_integer() and abs(value) < _MAX_EXACT_INTEGER
+    )
+    text = f"{value:,.0f}" if is_integer_value else significant(value)
     return f"{text} {unit}".strip()
 
 
@@ -301,7 +304,7 @@ def stopped(diagnosis: Diagnosis) -> str | None:
     return _STOPPED.get(str(lookup(diagnosis.facts, "hang.state"))) or _NOT_ENDED.get(diagnosis.job.end or "")
 
 
-def undecided(diagnosis: Diagnosis) -> str | None:
+def why_not_passed(diagnosis: Diagnosis) -> str | None:
     """Why a job without a severe finding does not count as passed, without a final full stop; None if it does."""
     if (end := stopped(diagnosis)) is not None:
         return f"the job {end}; a job that did not complete does not count as passed"
@@ -310,7 +313,7 @@ def undecided(diagnosis: Diagnosis) -> str | None:
     return None
 
 
-def mean_step(diagnosis: Diagnosis) -> str:
+def step_label(diagnosis: Diagnosis) -> str:
     """The unit to which critical path and costs refer: "mean step", "step" if only one was measured, "recording" if steps are not
     marked."""
     if lookup(diagnosis.facts, "steps.marked") is False:
@@ -364,7 +367,7 @@ def skipped_by_reason(diagnosis: Diagnosis) -> list[str]:
     ]
 
 
-def is_whole(diagnosis: Diagnosis) -> bool:
+def has_all_ranks(diagnosis: Diagnosis) -> bool:
     """Whether all ranks of the job were recorded, or their number is unknown. If not, transfer and waiting cannot be separated."""
     world = diagnosis.job.world_size
     return world is None or _ranks_recorded(diagnosis) >= world
@@ -378,7 +381,7 @@ def _ranks_recorded(diagnosis: Diagnosis) -> float:
 
 def part(name: str, diagnosis: Diagnosis | None = None) -> str:
     """The label of a part of the breakdown. Transfer is "transfer or waiting" if ``diagnosis`` lacks ranks of the job."""
-    if name == Part.COMM_TRANSFER and diagnosis is not None and not is_whole(diagnosis):
+    if name == Part.COMM_TRANSFER and diagnosis is not None and not has_all_ranks(diagnosis):
         return "transfer or waiting"
     return PART_LABELS.get(name, name.replace("_", " "))
 
@@ -399,17 +402,17 @@ def numbers_fact(diagnosis: Diagnosis, path: str) -> dict[str, float]:
 
 
 def run_parts(
-    diagnosis: Diagnosis, least: float = _MIN_DRAWN_SHARE, least_other: float = _MIN_DRAWN_SHARE
+    diagnosis: Diagnosis, min_share: float = _MIN_DRAWN_SHARE, min_other_share: float = _MIN_DRAWN_SHARE
 ) -> dict[str, float]:
-    """Seconds by part of the run, in order. Parts below the share ``least`` of the wall time are combined as "other", which is omitted
-    if it is below ``least_other``. Empty if the wall time is unknown."""
+    """Seconds by part of the run, in order. Parts below the share ``min_share`` of the wall time are combined as "other", which is omitted
+    if it is below ``min_other_share``. Empty if the wall time is unknown."""
     wall_s = number_fact(diagnosis, "run.wall_s")
     if wall_s is None or wall_s < _MIN_WALL_S:
         return {}
     parts_s = {part: number_fact(diagnosis, f"run.{part}_s") or 0.0 for part in RUN_LABELS}
-    found = {part: min(value, wall_s) for part, value in parts_s.items() if value >= least * wall_s}
-    other_s = wall_s - sum(found.values())
-    return {**found, "other": other_s} if other_s >= least_other * wall_s else found
+    parts_shown = {part: min(value, wall_s) for part, value in parts_s.items() if value >= min_share * wall_s}
+    other_s = wall_s - sum(parts_shown.values())
+    return {**parts_shown, "other": other_s} if other_s >= min_other_share * wall_s else parts_shown
 
 
 def fact(path: str) -> str:

@@ -14,7 +14,7 @@ from ddpdoctor.trackers.contents import TrackerRun
 
 _PROJECT = "ddpdoctor"
 """Project name if $WANDB_PROJECT is not set."""
-_OTHER_RUN = ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH")
+_RUN_VARIABLES = ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH")
 """Environment variables that identify the job's own run. They are unset, because an upload of the diagnosis would change that run."""
 _MAX_TAG = 64
 """Maximum number of characters of a tag."""
@@ -28,7 +28,7 @@ def log_to_wandb(run: TrackerRun, folder: Path) -> str:
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         os.environ[name] = str(place / ".wandb-files")
-    for name in _OTHER_RUN:
+    for name in _RUN_VARIABLES:
         os.environ.pop(name, None)
     try:
         import wandb
@@ -73,7 +73,7 @@ def _log(run: TrackerRun, wandb: Any, logged: Any) -> None:
     rows: dict[int, dict[str, float]] = {}
     for curve in run.curves:
         for step, value in zip(curve.steps, curve.values, strict=True):
-            rows.setdefault(step, {})[f"{curve.of}/{curve.name}"] = value
+            rows.setdefault(step, {})[f"{curve.source}/{curve.name}"] = value
     for step, values in sorted(rows.items()):
         logged.log(values, step=step)
     logged.summary.update(run.metrics)

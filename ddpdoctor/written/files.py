@@ -23,10 +23,10 @@ STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 """Paths of the standard output of this process."""
 _OPEN_DESCRIPTOR = re.compile(r"/dev/(fd/\d+|stdin|stdout|stderr)|/proc/(self|\d+)/fd/\d+")
 """Paths of open file descriptors, such as those of process substitution. They are written to without further checks."""
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK, errno.EXDEV)
+_NO_HARD_LINK_ERRORS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK, errno.EXDEV)
 """Errors of hard links on file systems that do not support them."""
 
-_TRIES = 20
+_MAX_ATTEMPTS = 20
 """Maximum number of attempts to replace a file that other processes write at the same time."""
 
 Identity = tuple[int, int, int, int]
@@ -71,7 +71,7 @@ def write_file(path: str | os.PathLike[str], content: str | bytes, form: Form, m
             with os.fdopen(_open_special(place), "wb") as special:
                 special.write(data)
         else:
-            put_in_place(place, data, lambda: _check_replaceable(place, path, form), mode)
+            write_checked(place, data, lambda: _check_replaceable(place, path, form), mode)
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object], mode: int = 0o600) -> None:
@@ -93,7 +93,7 @@ def write_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
             raise FileExistsError(errno.EEXIST, "another file of that name is there", str(path))
 
     try:
-        put_in_place(path, data, check, mode)
+        write_checked(path, data, check, mode)
     except FileExistsError:
         with os.fdopen(open_regular(str(path)), "rb") as file:
             if file.read(len(data) + 1) == data:
@@ -163,9 +163,9 @@ def _check_replaceable(place: Path, shown: str | os.PathLike[str], form: Form) -
     except FileNotFoundError:
         return None
     with os.fdopen(handle, "rb") as file:
-        fault = form.fault(file)
-        if fault is not None:
-            raise DdpDoctorError(f"{os.fspath(shown)} {fault}: name another file.")
+        why_not_replaceable = form.why_not_replaceable(file)
+        if why_not_replaceable is not None:
+            raise DdpDoctorError(f"{os.fspath(shown)} {why_not_replaceable}: name another file.")
         return identity(os.fstat(file.fileno()))
 
 
@@ -174,13 +174,13 @@ def identity(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def put_in_place(place: Path, data: bytes, check: Callable[[], Identity | None], mode: int) -> None:
+def write_checked(place: Path, data: bytes, check: Callable[[], Identity | None], mode: int) -> None:
     """Write ``data`` to ``place``. ``check`` returns the identity of the existing file, or raises if it must not be replaced. It is
-    called again if the file appears or changes meanwhile. Raises OSError after :data:`_TRIES` attempts."""
+    called again if the file appears or changes meanwhile. Raises OSError after :data:`_MAX_ATTEMPTS` attempts."""
     with _temporary_file(place, mode) as (fresh, stream):
         stream.write(data)
         stream.close()
-        for _ in range(_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             seen = check()
             if _move_into_place(fresh, place, seen):
                 return
@@ -195,7 +195,7 @@ def _move_into_place(fresh: Path, place: Path, seen: Identity | None) -> bool:
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in _NO_HARD_LINK_ERRORS:
                 raise
         if os.path.lexists(place):
             return False
@@ -268,7 +268,7 @@ class Form:
         """Length of a seal, bytes."""
         return len(self._seal(b"0" * 64))
 
-    def fault(self, file: BinaryIO) -> str | None:
+    def why_not_replaceable(self, file: BinaryIO) -> str | None:
         """Why ``file``, open at its beginning, must not be replaced; None if it is unchanged since ddpdoctor wrote it, or empty."""
         other = f"is not {self.words} that ddpdoctor wrote"
         if self.head is not None:
@@ -288,7 +288,7 @@ class Form:
         return b"\n" + begin + b"ddpdoctor " + self.kind.encode() + b" sha256:" + digest + end + b"\n"
 
 
-def _json(schema: str) -> re.Pattern[bytes]:
+def _json_head(schema: str) -> re.Pattern[bytes]:
     return re.compile(rb'\s*\{\s*"schema":\s*"ddpdoctor\.' + schema.encode() + rb'/\d+"')
 
 
@@ -299,11 +299,11 @@ COMPARISON_PAGE = Form("an HTML comparison", "comparison")
 HISTORY_PAGE = Form("an HTML history", "history")
 PATCH = Form("a patch", "patch", (b"# ", b""))
 BUNDLE = Form("a bundle", "bundle", (b"# ", b""))
-DIAGNOSIS = Form("a diagnosis", head=_json("diagnosis"))
-COMPARISON = Form("a comparison", head=_json("comparison"))
-HISTORY = Form("a history", head=_json("history"))
-TRIALS = Form("an answer of `try`", head=_json("trials"))
-DOCTOR = Form("an answer of `doctor`", head=_json("doctor"))
+DIAGNOSIS = Form("a diagnosis", head=_json_head("diagnosis"))
+COMPARISON = Form("a comparison", head=_json_head("comparison"))
+HISTORY = Form("a history", head=_json_head("history"))
+TRIALS = Form("an answer of `try`", head=_json_head("trials"))
+DOCTOR = Form("an answer of `doctor`", head=_json_head("doctor"))
 SARIF = Form(
     "a SARIF log",
     head=re.compile(rb'\s*\{\s*"\$schema":[^,]*,\s*"version":[^,]*,\s*"runs":[\s\[{]*"tool":[\s{]*"driver":[\s{]*"name":\s*"ddpdoctor"'),

@@ -16,9 +16,9 @@ from ddpdoctor.written.files import (
     as_user_errors,
     hash_of,
     identity,
-    put_in_place,
     replace_file,
     resolve_target,
+    write_checked,
 )
 
 LIST = "ddpdoctor.sha256"
@@ -48,7 +48,7 @@ class WrittenFolder:
             for name in names:
                 self._check_replaceable(name)
 
-    def others(self, names: Iterable[str]) -> list[str]:
+    def leftover_files(self, names: Iterable[str]) -> list[str]:
         """Existing files in the list that are not in ``names``."""
         return sorted(name for name in self._hashes.keys() - set(names) if os.path.lexists(self._path(name)))
 
@@ -70,7 +70,7 @@ class WrittenFolder:
         new = hashlib.sha256(data).hexdigest()
         # The list has both hashes until the file is replaced, so that it remains valid if this is interrupted.
         self._write_list({**self._hashes, name: {*self._hashes.get(name, ()), new}})
-        put_in_place(self._path(name), data, lambda: self._check_replaceable(name), mode)
+        write_checked(self._path(name), data, lambda: self._check_replaceable(name), mode)
         self._write_list({**self._hashes, name: {new}})
 
     def remove(self, names: Iterable[str]) -> None:

@@ -32,18 +32,18 @@ def bandwidth_data(diagnosis: Diagnosis) -> dict[str, list[BandwidthPoint]]:
     """Points by operation, and by size of the process group if there are several, smallest message first. At most :data:`OPERATIONS`
     lines, those with the largest total transfer time."""
     by_name: dict[str, list[BandwidthPoint]] = {}
-    measured = sorted(_measured(diagnosis), key=lambda point: point.bytes)
+    measured = sorted(_valid_points(diagnosis), key=lambda point: point.bytes)
     groups = {(point.operation, point.ranks, point.hosts) for point in measured}
-    several = Counter(operation for operation, *_ in groups)
+    groups_per_operation = Counter(operation for operation, *_ in groups)
     for point in measured:
         hosts = "" if point.hosts < 2 else f" on {point.hosts} hosts"
-        group = f", {point.ranks} ranks{hosts}" if several[point.operation] > 1 else ""
+        group = f", {point.ranks} ranks{hosts}" if groups_per_operation[point.operation] > 1 else ""
         by_name.setdefault(f"{point.operation}{group}", []).append(point)
     names = sorted(by_name, key=lambda name: -sum(p.count * p.transfer_ms for p in by_name[name]))
     return {name: by_name[name] for name in names[:OPERATIONS]}
 
 
-def _measured(diagnosis: Diagnosis) -> list[BandwidthPoint]:
+def _valid_points(diagnosis: Diagnosis) -> list[BandwidthPoint]:
     return [
         p
         for p in diagnosis.bandwidth
@@ -62,7 +62,7 @@ def point_words(name: str, point: BandwidthPoint) -> str:
 def bandwidth(diagnosis: Diagnosis) -> SimpleNamespace | None:
     """A chart with a logarithmic axis of bytes, and the same numbers as a table; None if no transfer was measured. Fewer than
     :data:`MIN_POINTS` points are shown as sentences."""
-    points = _measured(diagnosis)
+    points = _valid_points(diagnosis)
     if not points:
         return None
     low = math.floor(math.log2(min(point.bytes for point in points)))

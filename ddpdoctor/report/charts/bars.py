@@ -67,7 +67,7 @@ def breakdown(diagnosis: Diagnosis) -> Breakdown | None:
         return None
     names = list(PARTS) + sorted({name for _, _, parts in bars for name in parts} - set(PARTS))
     parts = [name for name in names if any(values.get(name, 0) >= NEGLIGIBLE for _, _, values in bars)]
-    if Part.COMM_TRANSFER in parts and not words.is_whole(diagnosis):
+    if Part.COMM_TRANSFER in parts and not words.has_all_ranks(diagnosis):
         notes.append(
             "Not all ranks were recorded: transfer may include waiting for ranks without a recording."
         )
@@ -77,7 +77,7 @@ def breakdown(diagnosis: Diagnosis) -> Breakdown | None:
 def _rank_bars(
     diagnosis: Diagnosis, known: Sequence[RankSummary], notes: list[str]
 ) -> list[tuple[str, str, dict[str, float]]]:
-    details = _details(known)
+    details = _rank_details(known)
     if len(known) <= ROWS:
         return [(f"rank {rank.rank}", details[rank.rank], rank.breakdown_ms) for rank in known]
     by_number = {rank.rank: rank for rank in known}
@@ -93,7 +93,7 @@ def _rank_bars(
     return [*bars, (f"{len(others)} others", "mean", average)]
 
 
-def _details(ranks: Sequence[RankSummary]) -> dict[int, str]:
+def _rank_details(ranks: Sequence[RankSummary]) -> dict[int, str]:
     """Host and device by rank, if they differ between ranks."""
     hosts, devices = {rank.host for rank in ranks}, {rank.device for rank in ranks}
     details = [
@@ -170,7 +170,7 @@ def waterfall(diagnosis: Diagnosis) -> list[WaterfallRow]:
     row = partial(WaterfallRow, whole_ms=whole_ms)
     rows = [row(label=bars[0].label, kind="measured", from_ms=0.0, ms=whole_ms)]
     last = bars[-1] if bars[-1].rule is None else None
-    for bar in _few(bars[1 : len(bars) - (last is not None)]):
+    for bar in _with_rest_combined(bars[1 : len(bars) - (last is not None)]):
         saved_ms = min(abs(bar.ms), left_ms)
         ends_ms = bar.range_ms and [max(0.0, left_ms - end_ms) for end_ms in reversed(bar.range_ms)]
         left_ms -= saved_ms
@@ -185,7 +185,7 @@ def waterfall(diagnosis: Diagnosis) -> list[WaterfallRow]:
     return [*rows, row(label=label, kind="goal", from_ms=0.0, ms=goal_ms)]
 
 
-def _few(savings: Sequence[WaterfallBar]) -> list[WaterfallBar]:
+def _with_rest_combined(savings: Sequence[WaterfallBar]) -> list[WaterfallBar]:
     more = savings[BARS:]
     rest = [WaterfallBar(f"{len(more):,} more", sum(abs(bar.ms) for bar in more))] if more else []
     return [*savings[:BARS], *rest]

@@ -49,8 +49,8 @@ def flames(diagnosis: Diagnosis) -> list[SimpleNamespace]:
 
 
 def _chart(flame: Flame) -> SimpleNamespace | None:
-    fitting = [frame for frame in flame.frames if _fits(frame, flame)]
-    frames = sorted(fitting, key=lambda frame: -frame.ms)[:MAX_FRAMES]
+    valid_frames = [frame for frame in flame.frames if _is_valid(frame, flame)]
+    frames = sorted(valid_frames, key=lambda frame: -frame.ms)[:MAX_FRAMES]
     if not frames or flame.mean_ms < NEGLIGIBLE:
         return None
     frames.sort(key=lambda frame: (frame.depth, frame.start_ms))
@@ -77,7 +77,7 @@ def _chart(flame: Flame) -> SimpleNamespace | None:
     )
 
 
-def _fits(frame: FlameFrame, flame: Flame) -> bool:
+def _is_valid(frame: FlameFrame, flame: Flame) -> bool:
     """Whether the frame's values are valid. They may not be in a diagnosis from a file."""
     known = 0 <= frame.place < len(flame.places) and 0 <= frame.depth < ROW_HEIGHT * 4
     return known and frame.ms > 0 and 0 <= frame.start_ms <= flame.mean_ms
@@ -86,11 +86,11 @@ def _fits(frame: FlameFrame, flame: Flame) -> bool:
 def _bar(frame: FlameFrame, flame: Flame) -> FlameBar:
     width = percent_of(min(frame.ms, flame.mean_ms - frame.start_ms), flame.mean_ms)
     name = _name(frame, flame)
-    most = int(width * CHARACTERS_PER_PERCENT)
-    label = name if len(name) <= most else f"{name[: max(most - 1, 1)]}…"
+    max_length = int(width * CHARACTERS_PER_PERCENT)
+    label = name if len(name) <= max_length else f"{name[: max(max_length - 1, 1)]}…"
     title = f"{name}: {words.milliseconds(frame.ms)} per step ({words.percent(frame.ms / flame.mean_ms)})"
     if frame.beyond_ms is not None:
-        title += f", {_beyond(frame.beyond_ms)} than {plain(flame.against or '')}"
+        title += f", {_difference_text(frame.beyond_ms)} than {plain(flame.against or '')}"
     return FlameBar(
         x=percent_of(frame.start_ms, flame.mean_ms),
         width=max(width, 0.05),
@@ -106,7 +106,7 @@ def _name(frame: FlameFrame, flame: Flame) -> str:
     return plain(f"{line.function} {basename(line.file)}:{line.line}")
 
 
-def _beyond(ms: float) -> str:
+def _difference_text(ms: float) -> str:
     return f"{words.milliseconds(abs(ms))} {'more' if ms >= 0 else 'less'}"
 
 
@@ -117,7 +117,7 @@ def _rows(frames: Sequence[FlameFrame], flame: Flame) -> list[tuple[str, str, st
         (
             f"{'· ' * frame.depth}{_name(frame, flame)}",
             words.milliseconds(frame.ms),
-            "" if frame.beyond_ms is None else _beyond(frame.beyond_ms),
+            "" if frame.beyond_ms is None else _difference_text(frame.beyond_ms),
         )
         for frame in sorted(order[:TABLE_ROWS], key=lambda frame: (frame.start_ms, frame.depth))
     ]

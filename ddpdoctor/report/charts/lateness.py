@@ -58,7 +58,7 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
 
 
-class LateCells(msgspec.Struct, frozen=True, kw_only=True):
+class LatenessCells(msgspec.Struct, frozen=True, kw_only=True):
     """Lateness in ms, [rows][columns]. Each cell has the maximum over its ranks and steps."""
 
     cells: list[list[float | None]]
@@ -70,7 +70,7 @@ class LateCells(msgspec.Struct, frozen=True, kw_only=True):
         return [str(first) if first == last else f"{first}–{last}" for first, last in self.ranks]
 
 
-class LateData(msgspec.Struct, frozen=True, kw_only=True):
+class LatenessData(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of the map, for SVG and plotly."""
 
     rows: list[tuple[int, list[float | None]]]
@@ -80,11 +80,11 @@ class LateData(msgspec.Struct, frozen=True, kw_only=True):
     """Lower bounds of the shades, in ms."""
     all_on_time: bool
     """Whether no rank is later than the first of ``bounds``."""
-    shared: LateCells
+    shared: LatenessCells
     """``rows`` in at most 48 rows and 120 columns."""
 
 
-def late_data(diagnosis: Diagnosis) -> LateData | None:
+def late_data(diagnosis: Diagnosis) -> LatenessData | None:
     """The numbers of the map; None with fewer than two ranks or without values."""
     series = diagnosis.series
     length = min(len(series.steps), max((len(row) for row in series.late_ms), default=0))
@@ -98,12 +98,12 @@ def late_data(diagnosis: Diagnosis) -> LateData | None:
     bounds = [floor + (top - floor) * index / LEVELS for index in range(LEVELS)] if top > floor else [floor]
     bounds = [float(f"{bound:.2g}") for bound in bounds]
     all_on_time = all(value <= bounds[0] for value in late)
-    return LateData(
+    return LatenessData(
         rows=rows, steps=series.steps[:length], bounds=bounds, all_on_time=all_on_time, shared=shared
     )
 
 
-def lateness(data: LateData | None) -> HeatMap | None:
+def lateness(data: LatenessData | None) -> HeatMap | None:
     """The map of ``data``; None for None."""
     if data is None:
         return None
@@ -135,20 +135,20 @@ def lateness(data: LateData | None) -> HeatMap | None:
 
 
 def late_cells(
-    rows: Sequence[tuple[int, Numbers]], most_rows: int = ROWS, most_columns: int = COLUMNS
-) -> LateCells:
-    """``rows`` reduced to at most ``most_rows`` by ``most_columns`` cells, each with the maximum over its ranks and steps."""
+    rows: Sequence[tuple[int, Numbers]], max_rows: int = ROWS, max_columns: int = COLUMNS
+) -> LatenessCells:
+    """``rows`` reduced to at most ``max_rows`` by ``max_columns`` cells, each with the maximum over its ranks and steps."""
     cells: list[list[float | None]] = []
     ranks = []
     # Groups of a power of two keep the ranks of one host together.
-    size = 1 << max(0, math.ceil(len(rows) / most_rows) - 1).bit_length()
+    size = 1 << max(0, math.ceil(len(rows) / max_rows) - 1).bit_length()
     for start in range(0, len(rows), size):
         members = rows[start : start + size]
         columns = zip(*(row for _, row in members), strict=True)
         latest: Numbers = [max(numbers) if (numbers := finite_values(column)) else None for column in columns]
-        cells.append(thin(latest, most_columns, max))
+        cells.append(thin(latest, max_columns, max))
         ranks.append((members[0][0], members[-1][0]))
-    return LateCells(cells=cells, ranks=ranks)
+    return LatenessCells(cells=cells, ranks=ranks)
 
 
 def _rows(

@@ -96,17 +96,17 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
 
 
-def groups(length: int, most: int) -> Iterator[slice]:
-    """Slices that divide ``length`` items into at most ``most`` groups of equal size; the last may be smaller."""
-    size = max(1, math.ceil(length / most)) if most > 0 else 1
+def groups(length: int, max_groups: int) -> Iterator[slice]:
+    """Slices that divide ``length`` items into at most ``max_groups`` groups of equal size; the last may be smaller."""
+    size = max(1, math.ceil(length / max_groups)) if max_groups > 0 else 1
     for start in range(0, length, size):
         yield slice(start, min(start + size, length))
 
 
-def thin(values: Numbers, most: int, by: Callable[[list[float]], float]) -> list[float | None]:
-    """``values`` reduced to at most ``most`` points: ``by`` of each group, None for a group without finite numbers."""
-    found = (finite_values(values[group]) for group in groups(len(values), most))
-    return [by(numbers) if numbers else None for numbers in found]
+def thin(values: Numbers, max_points: int, reduce: Callable[[list[float]], float]) -> list[float | None]:
+    """``values`` reduced to at most ``max_points`` points: ``reduce`` of each group, None for a group without finite numbers."""
+    found = (finite_values(values[group]) for group in groups(len(values), max_points))
+    return [reduce(numbers) if numbers else None for numbers in found]
 
 
 def mean(values: list[float]) -> float:

@@ -28,7 +28,7 @@ def step_time_data(diagnosis: Diagnosis) -> LineData | None:
     if length < 2:
         return None
     outliers = [rank_line(rank) for rank in notable_ranks(diagnosis)]
-    frame = ChartAxes(
+    axes = ChartAxes(
         title="Step times",
         description=f"Step time over {words.count(length, 'point')}, per rank.",
         x=series.steps[:length],
@@ -40,7 +40,7 @@ def step_time_data(diagnosis: Diagnosis) -> LineData | None:
         are_means=True,
     )
     lines = [(rank_line(rank), row) for rank, row in zip(series.ranks, series.step_ms, strict=False)]
-    return line_data(frame, lines, outliers, _marks(diagnosis))
+    return line_data(axes, lines, outliers, _marks(diagnosis))
 
 
 def _marks(diagnosis: Diagnosis) -> list[Mark]:
@@ -88,8 +88,8 @@ def run_event(diagnosis: Diagnosis, kind: str) -> RunEvent | None:
 def event_steps(event: RunEvent) -> str:
     if event.every:
         return f"every {ordinal(event.every)} step"
-    *most, last = [f"{step:,}" for step in event.steps[:_MAX_LISTED_STEPS]]
-    return f"steps {', '.join(most)} and {last}" if most else f"step {last}"
+    *others, last = [f"{step:,}" for step in event.steps[:_MAX_LISTED_STEPS]]
+    return f"steps {', '.join(others)} and {last}" if others else f"step {last}"
 
 
 def event_line(event: RunEvent) -> str:
@@ -112,9 +112,9 @@ def notable_ranks(diagnosis: Diagnosis) -> list[int]:
     for finding in diagnosis.findings:
         order |= dict.fromkeys((finding.ranks or [])[:8])
     waits = {rank.rank: rank.caused_wait_ms or rank.late_ms or 0.0 for rank in diagnosis.ranks}
-    least = NOTABLE_SHARE * max(waits.values(), default=0.0)
+    min_delay_ms = NOTABLE_SHARE * max(waits.values(), default=0.0)
     by_wait = sorted(waits, key=lambda rank: -waits[rank])
-    order |= dict.fromkeys(rank for rank in by_wait if waits[rank] > 0 and waits[rank] >= least)
+    order |= dict.fromkeys(rank for rank in by_wait if waits[rank] > 0 and waits[rank] >= min_delay_ms)
     if not diagnosis.ranks:
         latest = sorted(
             zip(diagnosis.series.ranks, diagnosis.series.late_ms, strict=False),
@@ -163,20 +163,20 @@ def telemetry_data(diagnosis: Diagnosis) -> dict[str, LineData]:
     ]
     found: dict[str, LineData] = {}
     for (field, unit), measured in drawn[:CHARTS]:
-        data = _data(field, unit, measured)
+        data = _quantity_data(field, unit, measured)
         if data is not None:
             found[f"{field} {unit}" if field in found else field] = data
     return found
 
 
-def _data(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineData | None:
+def _quantity_data(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineData | None:
     longest = max(series, key=lambda one: len(one.t_s)).t_s
     times = longest[:: max(1, len(longest) * len(series) // _MAX_VALUES)]
     clock = [finite_or_none(moment - times[0]) or 0.0 for moment in times]
-    name = _name(field, unit)
+    name = _quantity_name(field, unit)
     is_percent = unit in ("%", "percent")
     highest = max(max(finite_values(one.values)) for one in series)
-    frame = ChartAxes(
+    axes = ChartAxes(
         title=name[:1].upper() + name[1:],
         description=f"{name} over {words.seconds(clock[-1])}, {words.count(len(series), 'source')}.",
         x=clock,
@@ -188,11 +188,11 @@ def _data(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineData 
         binary=unit == "bytes",
         highest=100.0 if is_percent and highest <= 100 else 1.0 if unit == "share" and highest <= 1 else None,
     )
-    lines = [(one.source, _on_clock(one, times)) for one in series]
-    return line_data(frame, lines, _by_distance(lines) if len(lines) > LINES else [])
+    lines = [(one.source, _resampled(one, times)) for one in series]
+    return line_data(axes, lines, _by_distance_from_median(lines) if len(lines) > LINES else [])
 
 
-def _name(field: str, unit: str) -> str:
+def _quantity_name(field: str, unit: str) -> str:
     """The name of a quantity without its unit, which the axis shows: "CPU", "memory used"."""
     if field in _NAMES:
         return _NAMES[field]
@@ -200,7 +200,7 @@ def _name(field: str, unit: str) -> str:
     return " ".join(ACRONYMS.get(word, word) for word in plain.split("_"))
 
 
-def _on_clock(series: TelemetrySeries, clock: Sequence[float]) -> Numbers:
+def _resampled(series: TelemetrySeries, clock: Sequence[float]) -> Numbers:
     """The latest value at each time of ``clock``, because hosts sample at different times."""
     if series.t_s == clock:
         return series.values
@@ -213,7 +213,7 @@ def _on_clock(series: TelemetrySeries, clock: Sequence[float]) -> Numbers:
     return values
 
 
-def _by_distance(lines: Sequence[tuple[str, Numbers]]) -> list[str]:
+def _by_distance_from_median(lines: Sequence[tuple[str, Numbers]]) -> list[str]:
     """Names of the lines, sorted by the distance of their mean from the median of all means, largest first."""
     means = {name: mean(numbers) for name, values in lines if (numbers := finite_values(values))}
     middle = quantile(list(means.values()), 0.5)

@@ -72,7 +72,7 @@ def step_data(diagnosis: Diagnosis) -> StepData | None:
     spans = [span for span in spans if span.lane in lanes]
     if not spans:
         return None
-    chosen = _choose(diagnosis, spans)
+    chosen = _chosen_ranks(diagnosis, spans)
     kept = [span for span in spans if span.rank in chosen]
     start = min(span.start_ms for span in kept)
     length = max(span.start_ms + span.duration_ms for span in kept) - start
@@ -127,7 +127,7 @@ def timeline(data: StepData | None) -> SimpleNamespace | None:
     )
 
 
-def _choose(diagnosis: Diagnosis, spans: Sequence[Span]) -> list[int]:
+def _chosen_ranks(diagnosis: Diagnosis, spans: Sequence[Span]) -> list[int]:
     present = sorted({span.rank for span in spans})
     if len(present) <= RANKS:
         return present
@@ -137,21 +137,21 @@ def _choose(diagnosis: Diagnosis, spans: Sequence[Span]) -> list[int]:
 
 
 def merge(
-    spans: Sequence[Span], length: float, narrow: float = MIN_GAP_SHARE, most: int = SPANS
+    spans: Sequence[Span], length: float, min_gap_share: float = MIN_GAP_SHARE, max_spans: int = SPANS
 ) -> list[Span]:
-    """Join spans of a kind that are too close to distinguish. The distance is doubled until at most ``most`` spans are left."""
-    ordered = sorted(spans, key=_place)
-    distance = narrow * length
+    """Join spans of a kind that are too close to distinguish. The distance is doubled until at most ``max_spans`` spans are left."""
+    ordered = sorted(spans, key=_sort_key)
+    distance = min_gap_share * length
     merged = _merge_once(ordered, distance)
-    while len(merged) > most and distance < length:
+    while len(merged) > max_spans and distance < length:
         distance *= 2
         merged = _merge_once(merged, distance)
     # If spans of different kinds prevent joining, keep the longest.
-    longest = sorted(merged, key=lambda span: -span.duration_ms)[:most]
-    return merged if len(merged) <= most else sorted(longest, key=_place)
+    longest = sorted(merged, key=lambda span: -span.duration_ms)[:max_spans]
+    return merged if len(merged) <= max_spans else sorted(longest, key=_sort_key)
 
 
-def _place(span: Span) -> tuple[int, str, float]:
+def _sort_key(span: Span) -> tuple[int, str, float]:
     return span.rank, span.lane, span.start_ms
 
 

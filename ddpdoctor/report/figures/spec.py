@@ -34,7 +34,7 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     """Spans of a timeline."""
 
 
-WHOLE = Detail(points=100_000, rows=100_000, spans=20_000)
+FULL_DETAIL = Detail(points=100_000, rows=100_000, spans=20_000)
 """Full detail. Browsers cannot move a timeline of more spans."""
 
 
@@ -80,7 +80,7 @@ def kind_colour(kind: str) -> str:
     return colour_variable(kind if kind in words.PART_LABELS else "other")
 
 
-def short(values: Sequence[float | None], digits: int = _DIGITS) -> list[float | None]:
+def rounded(values: Sequence[float | None], digits: int = _DIGITS) -> list[float | None]:
     """``values`` with ``digits`` significant digits; None if not finite."""
     numbers = map(finite_or_none, values)
     return [None if number is None else float(f"{number:.{digits}g}") for number in numbers]
