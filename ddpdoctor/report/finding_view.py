@@ -145,7 +145,7 @@ def first_rows(rows: Sequence[_Row], noun: str) -> tuple[Sequence[_Row], str]:
     omitted = len(rows) - MAX_LISTED
     return rows[
         :MAX_LISTED
-    ], f"{words.count(omitted, f'omitted {noun}')} in the report's data." if omitted > 0 else ""
+    ], f"{words.count(omitted, f'more {noun}')} in the report's data." if omitted > 0 else ""
 
 
 def evidence_words(evidence: Evidence) -> str:
