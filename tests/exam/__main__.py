@@ -25,11 +25,11 @@ from .score import Mark, asked_in, mark, totals
 from .score_runs import mark_restarts, mark_when
 
 REAL, GENERATED = 10, 100
-"""Cases where neither number is given: some minutes on two cores."""
+"""Default numbers of cases; they take some minutes on two cores."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Examine; 0 whatever the marks are, for they are a measurement."""
+    """Run the exam. Returns 0 regardless of the marks, because they are a measurement."""
     parser = argparse.ArgumentParser(prog="python -m tests.exam", description=__doc__)
     parser.add_argument(
         "--seed", type=int, default=1, help="the first case's; each further case has the next [1]"
@@ -110,22 +110,22 @@ EVIDENCE = {
 MARKS = {"when": mark_when, "restarts": mark_restarts}
 Found = Iterator[tuple[planted.Case, Path, Path]]
 Jobs = list[tuple[str, Callable[[Path], planted.Case]]]
-"""Names, and what records the job of that name into a folder."""
+"""(Name of a job, function that records it into a folder)."""
 
 
 def each_kind(seed: int) -> Jobs:
-    """One job of each kind of fault, on ranks and with the rest of the shape drawn from ``seed``, each trap, and the links."""
+    """One job per kind of fault, with ranks and the rest of its shape drawn from ``seed``, one per trap, and the links."""
     chance = random.Random(f"exam each {seed}")
     jobs: Jobs = []
     for kind in KINDS:
         world, spawned = chance.choice((2, 4)), chance.random() < 0.25
-        # Paced, so that neither more ranks than cores nor a busy machine are faults of their own.
+        # Paced, so that having more ranks than cores, or a busy machine, does not add a fault.
         shape: dict[str, object] = {"model": "accelerator", **KINDS[kind].shape}
         if kind == "contended":
             shape["model"] = "mlp"
         if not KINDS[kind].sites:
             world = 2
-        if spawned:  # workers would be spawned, too, and are forked in the twin
+        if spawned:  # the workers would also be spawned, but they are forked in the twin
             shape.setdefault("workers", 0)
             spawned = not shape["workers"]
         jobs.append((kind, partial(record, seed, asked=Asked(kind, shape, world=world, spawned=spawned))))
@@ -140,7 +140,7 @@ def _record(jobs: Jobs, folder: Path) -> None:
 
 
 def _tried(name: str, job: Callable[[Path], planted.Case], folder: Path) -> planted.Case | None:
-    """The case, or None where its job could not be run: that is no answer of the diagnosis, right or wrong."""
+    """The case; None if its job could not be run, which does not count as an answer of the diagnosis."""
     try:
         case = job(folder)
     except (RuntimeError, OSError, TimeoutError) as error:
@@ -153,14 +153,14 @@ def _tried(name: str, job: Callable[[Path], planted.Case], folder: Path) -> plan
 
 
 def _kept(folder: Path) -> Found:
-    """The cases under ``folder``, whichever half they are of and whether --record or --keep left them."""
+    """The cases in ``folder``, of any half, written by --record or --keep."""
     cases = [(planted.read(truth.parent), truth.parent) for truth in folder.glob(f"*/{planted.FILE_NAME}")]
     for case, at in sorted(cases, key=lambda pair: (pair[0].half, pair[0].seed)):
         yield case, at, at / EVIDENCE[case.half]
 
 
 def _real(jobs: Jobs, work: Path) -> Found:
-    """Those of the jobs that can be run, as they are."""
+    """Run the jobs; yields those that succeed."""
     for name, job in jobs:
         folder = work / f"real-{name}"
         case = _tried(name, job, folder)
@@ -169,7 +169,7 @@ def _real(jobs: Jobs, work: Path) -> Found:
 
 
 def simulated(seed: int, work: Path, *, short: bool = False) -> tuple[planted.Case, Path, Path]:
-    """The case of ``seed``, its folder below ``work``, and its traces in there."""
+    """(Case of ``seed``, its folder in ``work``, its traces in that folder)."""
     from .gpu.draw import case_of, setup_of
     from .gpu.trace import number_collectives, write
 
@@ -184,7 +184,7 @@ def simulated(seed: int, work: Path, *, short: bool = False) -> tuple[planted.Ca
 
 
 def examined(case: planted.Case, evidence: Path) -> Mark:
-    """The marks for one case; an analysis that fails has answered nothing."""
+    """The marks of one case. A failed analysis counts as one without findings."""
     import msgspec
 
     import ddpdoctor
@@ -204,7 +204,7 @@ def examined(case: planted.Case, evidence: Path) -> Mark:
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy's as Python's own."""
+    """A NumPy value as a Python value."""
     return value.tolist()
 
 

@@ -1,15 +1,14 @@
-"""Compares what a diagnosis says with what was planted.
+"""Compares a diagnosis with the planted faults.
 
-Asked of each fault that costs something: the rule (one of those whose pages describe it), the ranks, the line where one
-carries it, and the price within a third; where a range is told, whether it holds. Asked of each case: silence, that is,
-no warning or critical finding besides. Information accuses nobody, nor does a finding told as the effect of another.
+For each fault that has a cost, these are marked: the rule (one of those whose pages describe it), the ranks, the line if there is one,
+the price within a third, and whether the reported range contains it. For each case, "silence" is marked: no other warning or critical
+finding. Findings of severity info, and findings reported as effects of others, do not count as false positives.
 
-**Two faults hide each other.** Ranks wait for whoever is latest, so of two that are late at the same place each costs
-next to nothing when it alone is fixed, and both together cost much. Four truths are taken: with all, without each,
-without both. A finding that names a planted rank by a rule that fits is never an accusation, whatever its fault costs.
-Its price is right from the fault's marginal cost (the other left in) to its cost alone (the other taken out), or if the
-prices told of both add up to what both cost together. A fault of no marginal cost need not be told; but of faults that
-cost only together, one must be.
+**Two faults can hide each other.** Ranks wait for the latest one. If two ranks are late at the same place, fixing either alone saves
+almost nothing, and fixing both saves a lot. Four variants are measured: with all faults, without each, and without both. A finding
+that names a planted rank with a matching rule is never a false positive, whatever the fault costs. Its price is right if it lies
+between the fault's marginal cost (the other fault remains) and its cost alone (the other fault is removed), or if both prices add up
+to the joint cost. A fault without marginal cost need not be reported, but one of several faults that only have a joint cost must be.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ ASKED = (
 )
 ACCUSING = ("warning", "critical")
 SMALL_SHARE = 0.07
-"""Below this share of the step a finding may be an information: 5 % make a warning, and prices are right to a third."""
+"""Below this share of the step a finding may have severity info: a warning needs 5 %, and prices are right within a third."""
 LOUD_SHARE = 0.08
 PRICE_PART = 1 / 3
 RANGE = "costs_ms_per_step_range"
@@ -48,7 +47,7 @@ RANGE = "costs_ms_per_step_range"
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """How one case was answered: of each thing asked, how often right and how often it was asked."""
+    """The marks of a case: by mark, how often the answer was right and how often it was asked."""
 
     seed: int
     half: str
@@ -59,11 +58,11 @@ class Mark:
     doubts: tuple[str, ...]
     said: tuple[str, ...]
     without_ms: tuple[tuple[float, float], ...] = ()
-    """Of each fault with a price: the step without it as it was measured, and as the diagnosis predicts it."""
+    """(Measured, predicted) step time without the fault, for each fault with a price."""
 
 
 class Answers:
-    """Of each thing asked, how often right and how often it was asked; and the misses in words."""
+    """Collects marks: how often each answer was right and how often it was asked, and texts of the misses."""
 
     def __init__(self) -> None:
         self.right: Counter[str] = Counter()
@@ -71,7 +70,7 @@ class Answers:
         self.misses: list[str] = []
 
     def ask(self, what: str, answer: bool, words: str) -> None:
-        """Counts one answer; ``words`` say what was missed."""
+        """Count one answer. ``words``: description of a miss."""
         self.asked[what] += 1
         self.right[what] += answer
         if not answer:
@@ -83,7 +82,7 @@ class Answers:
 
 
 def mark(case: Case, diagnosis: dict[str, Any]) -> Mark:
-    """Marks one diagnosis. Faults that cost next to nothing are not asked for, and must not be told as dear."""
+    """The marks of a diagnosis. Faults with almost no cost need not be reported, and must not be reported with a high price."""
     findings = [_per_step(finding, case, diagnosis) for finding in diagnosis.get("findings", [])]
     answers = Answers()
     ask = answers.ask
@@ -135,7 +134,7 @@ def mark(case: Case, diagnosis: dict[str, Any]) -> Mark:
 
 
 def _to_be_told(case: Case) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
-    """Faults that must be told each by itself; else those of which one must be, since they cost only together."""
+    """(Faults that must each be reported, faults of which one must be reported because they only have a joint cost)."""
     dear = tuple(
         fault for fault in case.faults if not _is(case, "cheap", fault) and not _is(case, "unclear", fault)
     )
@@ -151,7 +150,7 @@ def _ask_price(
     named: dict[Fault, list[dict[str, Any]]],
     case: Case,
 ) -> None:
-    """Whether a price told of the fault is near what it costs by itself, or its part of what all cost together."""
+    """Mark the price: whether it is near the fault's cost, or all prices add up to the joint cost; and the range."""
     prices = _prices(whose)
     least, most = fault.between_ms
     near = any((1 - PRICE_PART) * least <= price <= (1 + PRICE_PART) * most for price in prices)
@@ -168,7 +167,7 @@ def _ask_price(
 
 
 def _per_step(finding: dict[str, Any], case: Case, diagnosis: dict[str, Any]) -> dict[str, Any]:
-    """The finding with its price for one of the case's steps, where the recording had none of its own."""
+    """The finding with its price per step of the case, if the recording does not show where steps begin."""
     told_ms = diagnosis["steps"]["mean_ms"]
     if case.steps_told or not told_ms or finding["costs_ms_per_step"] is None:
         return finding
@@ -180,7 +179,7 @@ def _per_step(finding: dict[str, Any], case: Case, diagnosis: dict[str, Any]) ->
 
 
 def summary(finding: dict[str, Any]) -> str:
-    """One finding in a line."""
+    """A finding as one line of text."""
     price, line = finding["costs_ms_per_step"], first_line(finding)
     cost = "no price" if price is None else f"{price:.2f} ms"
     at = f" at {line[0]}:{line[1]}" if line else ""
@@ -189,7 +188,7 @@ def summary(finding: dict[str, Any]) -> str:
 
 
 def totals(marks: Iterable[Mark]) -> dict[str, dict[str, tuple[int, int]]]:
-    """Of each kind of case and thing asked: how often right, how often asked."""
+    """(Number of right answers, number of questions) by kind of case and by mark."""
     right: dict[str, Counter[str]] = {}
     asked: dict[str, Counter[str]] = {}
     for each in marks:
@@ -201,7 +200,7 @@ def totals(marks: Iterable[Mark]) -> dict[str, dict[str, tuple[int, int]]]:
 
 
 def asked_in(rows: dict[str, dict[str, tuple[int, int]]]) -> list[str]:
-    """The things that were asked at all in these totals, in order."""
+    """The marks that were asked in these totals, in order."""
     return [what for what in ASKED if any(row[what][1] for row in rows.values())]
 
 
@@ -210,7 +209,7 @@ def _is(case: Case, doubt: str, fault: Fault) -> bool:
 
 
 def _fits(finding: dict[str, Any], fault: Fault, case: Case, diagnosis: dict[str, Any]) -> bool:
-    """Whether the finding names the fault: a rule that fits, and its ranks, or those of all faults that the rule fits."""
+    """Whether the finding reports the fault: with a matching rule, and its ranks or those of all faults that the rule matches."""
     if finding["rule"] not in fault.rules:
         return False
     every = set(diagnosis["job"]["ranks_seen"])
@@ -224,7 +223,7 @@ def _loud(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _too_dear(findings: list[dict[str, Any]], case: Case) -> list[dict[str, Any]]:
-    """Findings that ask much for a fault that costs next to nothing: true, but at which price?"""
+    """Findings with a high price, to be marked for a fault with almost no cost."""
     return [each for each in findings if (each["costs_ms_per_step"] or 0) > LOUD_SHARE * case.step_ms]
 
 
@@ -233,7 +232,7 @@ def _prices(findings: list[dict[str, Any]]) -> list[float]:
 
 
 def first_line(finding: dict[str, Any]) -> tuple[str, int] | None:
-    """File name and number of the line that the finding names first."""
+    """(File name, line number) of the finding's first source line."""
     where = finding.get("where") or []
     return (PurePath(where[0]["file"]).name, where[0]["line"]) if where else None
 

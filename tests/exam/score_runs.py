@@ -1,14 +1,13 @@
-"""Compares what a diagnosis says of a whole run with what the job and its processes have noted.
+"""Compares the diagnosis of a whole run with the records of the job and its processes.
 
-**When work comes.** Asked of each planted work: whether a finding tells of it (of the family ``run`` with this kind of work or an unknown
-one, or one whose page describes it or that stands on its line), the ranks, the line, when (first and last step within 2 % of the run, n
-exact), and its seconds of the run within a fifth; and whether no finding calls the work at the planted line a cost of every step where it
-is not in every step. Asked of each run: whether its account adds up to the launcher's time within 1 %; and silence, that is, no other
-pattern.
+**Work at certain times.** For each planted work, these are marked: whether a finding reports it (of the family ``run`` with this kind of
+work or an unknown one, or one whose page describes it or that names its line), the ranks, the line, the time (first and last step within
+2 % of the run, n exact), its seconds within a fifth, and that no finding reports it as a cost of every step unless it is. For each run:
+whether its account adds up to the launcher's time within 1 %, and that no other pattern is reported (silence).
 
-**Restarts.** Asked of each job: how many attempts; what ended each (rank, kind, exit code); the steps done again, exact; the seconds of
-them, of the detection and of the next start, within a third; the command's exit code, and whether the job failed and by which rank; and
-silence, that is, no restart of a job without one, and no other warning.
+**Restarts.** For each job, these are marked: the number of attempts; what ended each (rank, kind, exit code); the number of repeated
+steps, exact; the seconds of these steps, of the detection and of the next start, within a third; the command's exit code; whether the
+job failed and by which rank; and that no restart is reported of a job without one, and no other warning (silence).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .score import Answers, Mark, first_line, summary
 
 STEPS_PART, SECONDS_PART, ACCOUNT_PART = 0.02, 0.2, 0.01
 NO_PARTS = ("wall_s", "joining_s", "exit_s")
-"""Seconds of a run that are the whole, or contained in a part."""
+"""Durations in the facts of a run that are not parts of it: the whole, and durations contained in a part."""
 EVENTS = {
     "run/pause": "pause",
     "run/every-nth-step": "periodic",
@@ -33,7 +32,7 @@ EVENTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """What one finding says of the time of its work; None where it says nothing of it."""
+    """What a finding reports about the time of its work; None for what it does not report."""
 
     finding: dict[str, Any]
     how: str
@@ -54,7 +53,7 @@ class Told:
 
 
 def mark_when(case: Case, diagnosis: dict[str, Any]) -> Mark:
-    """Marks one diagnosis of a run whose work comes at known times."""
+    """The marks of a diagnosis of a run with planted work at known times."""
     every_rank = set(diagnosis["job"]["ranks_seen"])
     told = [_told(finding, diagnosis) for finding in diagnosis["findings"]]
     answers = Answers()
@@ -102,7 +101,7 @@ def mark_when(case: Case, diagnosis: dict[str, Any]) -> Mark:
 
 
 def _told(finding: dict[str, Any], diagnosis: dict[str, Any]) -> Told:
-    """When the finding says that its work comes."""
+    """The time of the finding's work."""
     cost_ms, steps = finding["costs_ms_per_step"], diagnosis["steps"]["count"]
     if finding["rule"] not in EVENTS:
         seconds = None if cost_ms is None else cost_ms * steps / 1e3
@@ -122,7 +121,7 @@ def _told(finding: dict[str, Any], diagnosis: dict[str, Any]) -> Told:
 
 
 def _names(told: Told, fault: Fault, when: When) -> bool:
-    """Whether it tells of the planted work, whenever it says that it comes."""
+    """Whether the finding reports the planted work, regardless of the time."""
     if told.is_pattern:
         return told.work in (when.work, None)
     return told.finding["rule"] in fault.rules or first_line(told.finding) in fault.lines
@@ -136,7 +135,7 @@ HOW = {"every n-th": "periodic", "since": "range", "until": "range", "once": "pa
 
 
 def _is_timely(told: Told, when: When) -> bool:
-    """Whether it says the steps in which the work comes: of a period the first and last within one distance."""
+    """Whether the finding reports the right steps. The first and last step of a period may be off by one period."""
     if told.how != HOW.get(when.how, when.how) or told.every != when.every or not told.steps:
         return False
     near = max(STEPS_PART * when.total, when.every or 0)
@@ -147,14 +146,14 @@ def _is_timely(told: Told, when: When) -> bool:
 
 
 def _account(diagnosis: dict[str, Any]) -> tuple[float, float]:
-    """Seconds of all parts together, and from the launcher's start to its end."""
+    """(Sum of all parts, time from the launcher's start to its end), s."""
     run = diagnosis["facts"]["run"]
     parts_s = sum(part or 0.0 for name, part in run.items() if name.endswith("_s") and name not in NO_PARTS)
     return parts_s, diagnosis["job"]["duration_s"]
 
 
 PART, LEAST_S = 1 / 3, 0.25
-"""Of the seconds; what the looks for ended processes and the launcher's own may differ by."""
+"""Relative tolerance of the seconds, and their absolute tolerance, from the polling intervals of the job and the launcher."""
 WORDS = {
     "raise": "raised RuntimeError: planted",
     "kill": "ended by SIGKILL",
@@ -163,11 +162,11 @@ WORDS = {
     "lock": "did not reach the point where the others waited",
 }
 TOLERATED = ("host/outside-work", "sync/explicit-barrier")
-"""The job sleeps for the most part of its steps, and has a barrier after each checkpoint."""
+"""The job sleeps most of the time in its steps, and has a barrier after each checkpoint."""
 
 
 def mark_restarts(case: Case, diagnosis: dict[str, Any]) -> Mark:
-    """Marks one diagnosis of a job with known attempts."""
+    """The marks of a diagnosis of a job with known attempts."""
     answers, truth = Answers(), case.shape
     ask, run, findings = answers.ask, diagnosis["facts"]["run"], diagnosis["findings"]
     attempts = run.get("attempts") or []

@@ -1,4 +1,4 @@
-"""The exam examines: a planted fault is found, a healthy case is silent, and the truth is conserved."""
+"""The exam itself: programs and traces, ground truth, marks, and the command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.exam.real.twin import all_sure, is_sure
 from tests.exam.score import mark
 
 JOB = setup_of(5003)
-"""Some job; what is asked of it here does not depend on which."""
+"""An arbitrary job."""
 
 
 def _with(kind: str, us: float, every: int = 1) -> Setup:
@@ -94,7 +94,7 @@ def test_programs_are_python_and_say_where_their_faults_stand(asked: Asked | Non
             assert "@{" not in text and "#@" not in text
         for fault in drawn.faults:
             assert not fault.with_line or drawn.lines[fault.key], fault
-            # Without its amount a fault could not be taken out.
+            # A fault is removed by setting its amount to 0.
             assert any(
                 f"amount({quote}{fault.key}{quote})" in text for text in texts.values() for quote in "\"'"
             )
@@ -148,7 +148,7 @@ def test_rounds_go_on_until_the_price_is_sure_to_a_tenth_of_the_step(
 
 
 def test_the_interval_of_a_price_that_is_called_sure_holds_nine_in_ten() -> None:
-    """Although the rounds end as soon as it is."""
+    """This holds although the rounds end as soon as the price is sure."""
     chance = random.Random(2)
     held = []
     for _ in range(500):
@@ -217,7 +217,7 @@ OTHER = Fault("forward-one", ("rank-imbalance/slow-compute",), (0,), 0.2, alone_
 HIDDEN = Case(
     1, "real", 40.0, (ONE, OTHER), doubts=("cheap: host-one x", "cheap: forward-one x"), joint_ms=10.2
 )
-"""Whoever is late hides the other: fixed alone, neither saves anything."""
+"""Two late ranks that hide each other: fixing either alone saves nothing."""
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_a_real_case_is_recorded_and_judged(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["data-one", "forward-one", "host-one"])
 def test_a_strong_fault_is_named(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On any machine: half of the step."""
+    """The fault takes half of the step, so that this holds on any machine."""
     monkeypatch.setattr(draw, "LEAST_SHARE", 0.5)
     monkeypatch.setattr(draw, "MOST_SHARE", 0.5)
     monkeypatch.setattr(draw, "TIMED_S", 0.5)

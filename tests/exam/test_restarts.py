@@ -1,4 +1,4 @@
-"""Jobs that are restarted: what is drawn, what of it the job's notes show, and the marks of what is told."""
+"""Jobs that are restarted: the random plans, the ground truth from the job's records, and the marks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ S = 1_000_000_000
 
 
 def test_drawn_ends_can_be_reached() -> None:
-    """Each is in a step that its attempt comes to, and the restarts suffice for an attempt that torchrun could not make a rank of."""
+    """Each end is in a step that its attempt reaches, and the number of restarts is valid."""
     plans = [restarts.drawn(seed) for seed in range(200)]
     for plan in plans:
         first = 0
@@ -34,7 +34,7 @@ def test_drawn_ends_can_be_reached() -> None:
 
 @pytest.fixture
 def case(tmp_path: Path) -> planted.Case:
-    """Two attempts of one rank: 8 steps, a checkpoint after 5, an end before a process group, and 5 more steps from there."""
+    """Two attempts of one rank: 8 steps with a checkpoint after 5, an end before the process group, and 5 more steps from step 5."""
     noted: list[dict[str, Any]] = [{"what": "started", "attempt": 0, "done": 0, "pid": 1, "at_ns": 0}]
     noted += [{"what": "step", "done": n, "at_ns": n * S} for n in range(1, 9)]
     noted.append({"what": "failed", "how": "code", "code": 7, "at_ns": 9 * S})

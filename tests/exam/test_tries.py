@@ -1,4 +1,4 @@
-"""The faults that settings can mend, and the page of what became of them."""
+"""The faults that settings can fix, and the page of the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work at drawn times of a run: what is drawn, what the job notes, and the marks of what is told of it."""
+"""Work at random times of a run: the schedule, the job's records, and the marks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ OF_STEPS = {**FINDING, "rule": "rank-imbalance/host-work", "costs_ms_per_step": 
 
 
 def marked(how: str, findings: list[dict[str, Any]], **run: Any) -> set[str]:
-    """What is marked wrong of these findings, where the work is since step 300, or in every 10th one."""
+    """The wrong marks of ``findings`` for work since step 300, or in every 10th step."""
     ends = (3, 393) if how == "every n-th" else (300, 398)
     planned = When(how, "host", ends, 399, (1.0, 1.0), 10 if how == "every n-th" else None)
     fault = Fault(

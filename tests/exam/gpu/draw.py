@@ -1,4 +1,4 @@
-"""Draws one simulated job with its faults from a seed, and knows what each fault costs."""
+"""Draws a simulated job with its faults from a seed, and computes the cost of each fault."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from .simulate import Planned, Rank, Recorded, Setup, run, step_us
 
 HEALTHY_SHARE, TWO_SHARE = 0.2, 0.2
 SHORT_HEALTHY_SHARE, SHORT_STEPS = 0.5, (2, 4)
-"""Of windows of so few steps, half are of healthy jobs, and no job has two faults."""
+"""Short windows: share of healthy jobs, and range of the number of steps. No job has two faults."""
 LEAST_SHARE, MOST_SHARE = 0.08, 0.45
 CHEAP_SHARE = 0.04
 EXPOSED_SHARE = 0.05
-"""From this part of the step on, transfer that stays bare though it starts as early as it can is worth a word: a job
-without a fault may be bound by its network, and to say so is true. DDP's buckets leave the last one bare whatever is
-done about overlap, so it is no fault, and nothing but less or quicker transfer mends it."""
+"""Minimum share of the step of exposed transfer for which a communication-bound finding is tolerated in a job without a fault. The
+transfer of DDP's last bucket is always exposed, and only less or faster transfer helps."""
 WARM = 3
 SLOW_COMPUTE, UNEVEN = "rank-imbalance/slow-compute", "rank-imbalance/uneven-work"
 HOST, RARE, LATE = "rank-imbalance/host-work", "rank-imbalance/intermittent", "allreduce/late-rank"
@@ -43,11 +42,11 @@ LINES = {
     "syncs": ("checks.py", 30),
     "python-all": ("reporting.py", 17),
 }
-"""Where stacks are recorded: the function whose frame carries the fault."""
+"""Source lines of the faults, visible if stacks are recorded."""
 
 
 def rules_of(kind: str, recorded: Recorded, *, short: bool = False) -> tuple[str, ...]:
-    """Rules that name the fault rightly by their pages, given what the traces can show: a window of few steps need not show the cause."""
+    """Rules that are right for the fault by their pages, given what the traces can show. A short window need not show the cause."""
     if short and kind in ONE_RANK:
         return (*rules_of(kind, recorded), UNEXPLAINED)
     seen = recorded.operators
@@ -76,7 +75,7 @@ def rules_of(kind: str, recorded: Recorded, *, short: bool = False) -> tuple[str
 
 
 def setup_of(seed: int, *, short: bool = False) -> Setup:
-    """The job of ``seed``, with its faults. ``short``: with a window of few steps."""
+    """The job of ``seed`` with its faults. ``short``: with a window of few steps."""
     draw = random.Random(f"exam gpu {'short ' if short else ''}{seed}")
     hosts = draw.choice((1, 1, 2, 2, 3, 4))
     each = draw.choice((1, 2, 2, 4) if hosts > 1 else (2, 2, 3, 4, 8))
@@ -165,7 +164,7 @@ def _faults(draw: random.Random, setup: Setup, steps_seen: int) -> tuple[Planned
 
 
 def _alike(kind: str, other: str) -> bool:
-    """Two faults that one rule would rightly tell as one."""
+    """Whether one finding of one rule would be right for both faults."""
     stretched = ("slow-kernels", "throttled", "uneven", "extra-forward", "extra-after")
     outside = ("extra-after", "host-stall", "python-all", "late-data", "late-data-all")
     return any(kind in group and other in group for group in (stretched, outside))
@@ -192,7 +191,7 @@ def _fault(draw: random.Random, setup: Setup, kind: str, base_us: float, steps_s
 
 
 def case_of(setup: Setup) -> tuple[Case, list[Rank]]:
-    """The truth about ``setup`` from runs with all its faults and without each, and the ranks of the first."""
+    """(Ground truth of ``setup``, from simulations with all faults and without each; the ranks of the simulation with all faults)."""
     ranks = run(setup)
     first = max(setup.recorded.first_step)
     last = min(setup.recorded.last_step)
@@ -235,7 +234,7 @@ def case_of(setup: Setup) -> tuple[Case, list[Rank]]:
 
 
 def _tolerated(setup: Setup, bare_share: float) -> tuple[str, ...]:
-    """What is true of the job beside its faults: transfers are exposed; reading the loss lays the host's work bare."""
+    """Rules that apply to the job regardless of its faults: exposed transfer, and the device sync when it reads the loss."""
     kinds = {fault.kind for fault in setup.faults}
     true = (SYNC,) if setup.reads_loss else ()
     if bare_share >= EXPOSED_SHARE:

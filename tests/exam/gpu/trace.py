@@ -1,4 +1,4 @@
-"""Writes what a profiler would have kept of a simulated rank, as Kineto writes it."""
+"""Writes the trace that a profiler would record of a simulated rank, in Kineto's format."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaMemcpyAsync")
 
 
 def write(setup: Setup, ranks: list[Rank], folder: Path) -> None:
-    """One file for each rank, with what its window and its profiler's settings keep."""
+    """Write one file per rank, with the events that its window and profiler settings keep."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank in ranks:
         (folder / f"rank{rank.rank}.json").write_text(json.dumps(document(setup, rank)))
 
 
 def document(setup: Setup, rank: Rank) -> dict[str, Any]:
-    """The rank's trace file as an object."""
+    """The content of the rank's trace file."""
     recorded, me = setup.recorded, rank.rank
     first, last = recorded.first_step[me], recorded.last_step[me]
     cut = recorded.cut[me]
@@ -130,7 +130,7 @@ def _lines(setup: Setup, rank: Rank, event: Event, number: int) -> list[dict[str
 
 
 def _tell_collective(setup: Setup, event: Event, args: dict[str, Any]) -> None:
-    """Adds to ``args`` what NCCL tells of the kernel, where the profiler was new enough to keep it."""
+    """Add NCCL's metadata of the kernel to ``args``, if the simulated profiler records it."""
     more, recorded = event.more, setup.recorded
     told = {
         "Collective name": "allreduce",
@@ -151,7 +151,7 @@ def _tell_collective(setup: Setup, event: Event, args: dict[str, Any]) -> None:
 
 
 def number_collectives(ranks: list[Rank]) -> None:
-    """Gives each rank's collectives their sequence number in their group."""
+    """Set the sequence number in the group for each rank's collectives."""
     for rank in ranks:
         counts: dict[int, int] = {}
         for event in rank.events:
@@ -165,7 +165,7 @@ def _local(setup: Setup, rank: int) -> int:
 
 
 def _local_us(setup: Setup, rank: int, true_us: float) -> float:
-    """True microseconds on the clock of the rank's host."""
+    """A true time, µs, on the clock of the rank's host."""
     host = setup.host_of[rank]
     return round(setup.offset_us[host] + true_us * (1 + setup.drift_ppm[host] * 1e-6), 3)
 

@@ -1,4 +1,4 @@
-"""Draws one program with its faults from a seed."""
+"""Draws a program with its faults from a seed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .kinds import EPOCH_STEPS, KINDS, WITH_ANOTHER, Asked
 
 RECORDED_S = 4.0
 TIMED_S, LEAST_ROUNDS, MOST_ROUNDS = 5.0, 3, 6
-"""How long the twin is timed, and how often it is timed with and without each fault in turn."""
+"""Seconds for timing the twin, and numbers of rounds; each round times all variants."""
 UNSURE_S = 20.0
-"""For so long in all, the rounds go on while what a fault costs is not sure enough."""
+"""Maximum seconds of rounds while the cost of a fault is too uncertain."""
 HEALTHY_SHARE, TWO_SHARE = 0.2, 0.2
 LEAST_SHARE, MOST_SHARE = 0.08, 0.45
 HUGE_SHARE = 0.95
@@ -33,12 +33,12 @@ def begin(_):
     time.sleep(amount("worker-start"))  #@worker-start
 """
 CHORES = ("time.sleep(0.01 if rank == 0 else 0.0)\n", "time.sleep(0.01 if rank == 1 else 0.0)\n")
-"""Two ranks' chores, one before the barrier and one after: they even out unless the barrier adds them up."""
+"""Work of rank 0 before the barrier and of rank 1 after it. Without the barrier they compensate each other."""
 
 
 @dataclasses.dataclass
 class Planned:
-    """A fault as drawn, before anything ran."""
+    """A fault as drawn, before the program runs."""
 
     key: str
     kind: str
@@ -49,7 +49,7 @@ class Planned:
 
 @dataclasses.dataclass
 class Program:
-    """A drawn program on disk: its shape, its faults, and on which lines they stand."""
+    """A drawn program on disk: its shape, its faults, and their lines."""
 
     seed: int
     world: int
@@ -60,7 +60,7 @@ class Program:
     spawned: bool = False
 
     def command(self, job: Path) -> list[str]:
-        """What its user types to start it, where it lies in ``job``."""
+        """The command that starts the program in the folder ``job``."""
         if self.spawned:
             return [sys.executable, str(job / "start.py"), str(self.world)]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -68,7 +68,7 @@ class Program:
 
 
 def program(seed: int, folder: Path, asked: Asked | None = None) -> Program:
-    """Writes the program of ``seed`` into ``folder``; what is ``asked`` of it is not drawn."""
+    """Write the program of ``seed`` to ``folder``. Properties given by ``asked`` are not drawn."""
     draw = random.Random(f"exam real {seed}")
     drawn = asked is None
     if asked is None:
@@ -118,7 +118,7 @@ WIDTH_AND_DEPTH = {"mlp": (192, 4), "conv": (16, 3), "transformer": (64, 2), "ac
 def _shape(
     draw: random.Random, kinds: list[str], asked: Mapping[str, object]
 ) -> tuple[dict[str, str], dict[str, object]]:
-    """What the program looks like; sizes come from the step's length, at the pace of one slow core."""
+    """(Values for the texts, shape of the program). Sizes follow from the step time, for one slow core."""
     fixed = {name: value for kind in kinds for name, value in KINDS[kind].shape.items()} | dict(asked)
     shape: dict[str, Any] = {
         "model": draw.choice(list(texts.MODELS)),
@@ -170,7 +170,7 @@ def _shape(
 
 
 def _size(*, model: str, step_ms: float, batch: int, width: int, depth: int, **_: object) -> float:
-    """How big the samples of this model are, for a step of that length."""
+    """Sample size of this model for a step of ``step_ms``."""
     if model == "mlp":
         return step_ms * 25e6 / (6 * (64 * width + depth * width**2) * batch)
     if model == "conv":
@@ -190,7 +190,7 @@ def _planted(
     helpers: dict[str, str],
     asked: Asked,
 ) -> Planned:
-    """Plants one fault: its lines among ``values`` and ``helpers``, its size among ``extras``."""
+    """Plant a fault: add its lines to ``values`` and ``helpers``, and its size to ``extras``."""
     kind = KINDS[name]
     ranks = [draw.randrange(asked.world)] if kind.one_rank else None
     if name.startswith("checkpoint"):
@@ -244,7 +244,7 @@ def _planted(
         extra["calls"] = shape["parts"]
     if name in ("barrier", "metrics"):
         values["before"], chore = CHORES
-    if name == "checkpoint-barrier":  # each rank comes to the barrier, one of them late
+    if name == "checkpoint-barrier":  # all ranks reach the barrier, one of them late
         extra["ranks"] = None
     extra["unit"] = UNIT.get(snippet, snippet)
     apart = (
