@@ -1,4 +1,4 @@
-"""The generator's own properties: the truth must be physically sane before anything is held against it."""
+"""The generator itself: its ground truth must be physically plausible."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_cause_in_some_steps_leaves_the_others_alone(kind, ms):
     config = replace(Config(steps=6), plants=(Plant(kind, ranks=(0,), ms=ms, when=When(first=1, every=3)),))
     with_it, without = simulate(config).step_us(), simulate(replace(config, plants=())).step_us()
     slower = [a > b + 1000.0 for a, b in zip(with_it, without, strict=True)]
-    # The mean over ranks shows a pause at a step's end twice: in the culprit's step and in the others' next.
+    # A pause at a step's end is twice in the mean over ranks: in its rank's step and in the next step of the others.
     later = (2, 5) if kind == "checkpoint" else ()
     assert [step for step, slow in enumerate(slower) if slow] == sorted((1, 4, *later))
 

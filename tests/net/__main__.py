@@ -17,11 +17,11 @@ from .answers import NOTHING, Difference, answer_or_crash, differences, freeze, 
 from .cases import GROUPS
 
 SHOWN = 12
-"""Differences that are printed of one case."""
+"""Maximum number of differences printed per case."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare or freeze; 1 where something differs or a case fails."""
+    """Compare or freeze. Returns 1 if something differs or a case fails."""
     parser = argparse.ArgumentParser(prog="python -m tests.net", description=__doc__)
     parser.add_argument("pattern", nargs="?", default="", help="cases whose name contains this")
     parser.add_argument(
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compared(group: str, answers: dict[str, Any], pattern: str) -> Iterator[tuple[str, list[Difference]]]:
-    """Each case that differs, with its differences."""
+    """Yields (case, its differences) for each case that differs."""
     before = {name: old for name, old in frozen(group).items() if pattern in name}
     for name in sorted(before.keys() | answers):
         found = list(differences(before.get(name, NOTHING), answers.get(name, NOTHING)))
@@ -67,8 +67,7 @@ def _compared(group: str, answers: dict[str, Any], pattern: str) -> Iterator[tup
 
 
 def _freeze(group: str, answers: dict[str, Any], pattern: str) -> int:
-    """Write the answers beside those of the cases that were not chosen; returns how many crashed, and then writes
-    nothing."""
+    """Write the answers, and keep those of the cases that were not chosen. If cases crashed, writes nothing and returns their number."""
     crashed = {name: given["crash"] for name, given in answers.items() if "crash" in given}
     for name, crash in crashed.items():
         print(f"{group}/{name}: {crash}")

@@ -1,4 +1,4 @@
-"""A small part of the net, and that it catches: ``make net`` compares all cases."""
+"""A small part of the regression net, and that it finds differences. ``make net`` compares all cases."""
 
 from __future__ import annotations
 
