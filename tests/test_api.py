@@ -1,4 +1,4 @@
-"""``import ddpdoctor`` as somebody else's script sees it: what it gives, of which types, and what the page about it says."""
+"""The public API of ``import ddpdoctor``: results, types, and its documentation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def diagnosis():
 
 
 def strict_mypy(tmp_path, *scripts):
-    """What mypy says of scripts that it sees from elsewhere, with the package installed as it is."""
+    """Run mypy --strict on scripts outside the checkout, with the package as installed."""
     pytest.importorskip("mypy")
     files = [f"script{number}.py" for number in range(len(scripts))]
     for file, script in zip(files, scripts, strict=True):
@@ -87,7 +87,7 @@ def test_a_name_or_a_type_that_is_wrong_is_found(tmp_path):
 
 
 def foreign(value, place="diagnosis"):
-    """Places of values that are not Python's own."""
+    """Paths of values whose types are not built into Python."""
     if isinstance(value, msgspec.Struct) or is_dataclass(value):
         names = (
             value.__struct_fields__ if isinstance(value, msgspec.Struct) else [f.name for f in fields(value)]

@@ -1,4 +1,4 @@
-"""A cache is believed later: it is used only where nobody else can have written."""
+"""The content of the cache is trusted, so the cache is used only if no other user can write to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def another_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on this process takes itself for another user."""
+    """Make this process appear to run as another user."""
     other = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: other)
 
@@ -45,10 +45,10 @@ def test_a_link_is_not_used(folder, tmp_path, which):
 
 
 def test_a_folder_of_another_user_is_not_used_and_none_is_made_beside_it(folder, monkeypatch):
-    """Root with the home folder of a user neither reads that user's cache nor makes one that the user cannot write to."""
+    """Root in a user's home folder neither reads that user's cache nor creates one that the user cannot write to."""
     folder.parent.parent.mkdir()
     make_private(folder)
-    if os.geteuid() == 0:  # what is root's may be used by all
+    if os.geteuid() == 0:  # folders of root may be used by all
         os.chown(folder.parent.parent, 4711, -1)
         os.chown(folder.parent, 4711, -1)
     else:

@@ -1,4 +1,4 @@
-"""What the documents say exists: linked files and headings, commands and their options, make's targets."""
+"""References in the documents exist: linked files and headings, commands and their options, make targets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TARGET = re.compile(r"\bmake ([a-z-]+)\b")
 
 @cache
 def heading_anchors(page: Path) -> set[str]:
-    """GitHub's anchors of a page's headings."""
+    """The anchors that GitHub generates for a page's headings."""
     headings = re.findall(r"^#+ +(.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
@@ -75,7 +75,7 @@ def test_commands_and_options_exist():
             if verb not in VERBS:
                 unknown.append(verb)
                 continue
-            # Behind the double dash the options are the job's.
+            # Options after the double dash are the job's.
             words = re.split(r" -- ", f" {rest} ", maxsplit=1)[0].split()
             given = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
             unknown += [f"{verb} {option}" for option in given if option not in option_names(verb)]
@@ -106,5 +106,5 @@ def test_all_that_is_installed_for_development_is_pinned():
 
 
 def plain_name(requirement: str) -> str:
-    """The distribution's name as PyPI normalises it, without version."""
+    """The name of a distribution, normalised like on PyPI, without version."""
     return re.sub(r"[-_.]+", "-", re.split(r"[<>=!\[; ]", requirement)[0]).lower()

@@ -1,4 +1,4 @@
-"""The manifests in the recipes are ones that Kubernetes takes; nobody runs them here."""
+"""The manifests in the recipes are valid for Kubernetes. They are not run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MANIFESTS = [document for block in BLOCKS for document in yaml.safe_load_all(blo
 
 
 def of_kubernetes(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """The manifest; of an operator's own kind the pods that it would make."""
+    """The manifest, or for a custom resource of an operator the pods that the operator would create."""
     if manifest["kind"] != "PyTorchJob":
         return [manifest]
     replicas = manifest["spec"]["pytorchReplicaSpecs"]
