@@ -54,7 +54,7 @@ def option_names(verb: str) -> set[str]:
     return found | {"-h", "--help"}
 
 
-def test_links_lead_somewhere():
+def test_targets_of_links_exist():
     broken = []
     for page in PAGES:
         text = CODE.sub("", page.read_text(encoding="utf-8"))
@@ -82,7 +82,7 @@ def test_commands_and_options_exist():
     assert unknown == []
 
 
-def test_targets_of_make_exist():
+def test_make_targets_exist():
     known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert {"demo", "test", "check", "bench", "exam", "clean"} <= known
     named = {name for page in PAGES for code in code_of(page) for name in TARGET.findall(code)}
@@ -96,7 +96,7 @@ def test_versions_agree():
     assert f"Python {oldest} or newer" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_all_that_is_installed_for_development_is_pinned():
+def test_all_development_dependencies_are_pinned():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {plain_name(line.partition("==")[0]) for line in lines if "==" in line}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

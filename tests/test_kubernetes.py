@@ -45,7 +45,7 @@ def test_a_manifest_is_valid(manifest):
         kubernetes_validate.validate(document, VERSION, strict=True)
 
 
-def test_a_misspelt_field_is_not():
+def test_a_misspelt_field_is_invalid():
     (job,) = [manifest for manifest in MANIFESTS if manifest["kind"] == "Job"]
     job = {**job, "spec": {**job["spec"], "paralelism": 4}}
     with pytest.raises(Exception, match="paralelism"):

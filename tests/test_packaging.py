@@ -64,13 +64,13 @@ def installed(built, tmp_path_factory):
 
 
 @needs_wheel
-def test_the_wheel_is_what_runs(installed):
+def test_the_wheel_is_imported(installed):
     place = installed("-c", "import ddpdoctor; print(ddpdoctor.__file__)").strip()
     assert Path(place) == installed.site / "ddpdoctor" / "__init__.py"
 
 
 @needs_wheel
-def test_the_wheel_carries_the_rules(installed):
+def test_the_wheel_contains_the_rules(installed):
     listed = installed("-m", "ddpdoctor", "rules", "list")
     ours = {
         file.relative_to(ROOT / "rules").with_suffix("").as_posix() for file in ROOT.glob("rules/*/*.yaml")
@@ -82,7 +82,7 @@ def test_the_wheel_carries_the_rules(installed):
 
 
 @needs_wheel
-def test_the_wheel_carries_all_of_the_package(built):
+def test_the_wheel_contains_the_whole_package(built):
     with zipfile.ZipFile(built[0]) as wheel:
         names = set(wheel.namelist())
     wanted = {
@@ -100,7 +100,7 @@ def test_the_wheel_carries_all_of_the_package(built):
 
 
 @needs_wheel
-def test_the_wheel_names_its_licence_and_does_not_pull_in_torch(built):
+def test_the_wheel_has_its_licence_and_does_not_require_torch(built):
     with zipfile.ZipFile(built[0]) as wheel:
         metadata = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
         lines = wheel.read(metadata).decode().splitlines()
@@ -112,7 +112,7 @@ def test_the_wheel_names_its_licence_and_does_not_pull_in_torch(built):
 
 
 @needs_wheel
-def test_a_report_comes_out_of_the_wheel(installed):
+def test_the_wheel_writes_a_report(installed):
     code = """
 from pathlib import Path
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Job, Steps, Verdict
@@ -141,7 +141,7 @@ def test_the_source_archive_builds_the_same_package(built):
     assert not [name for name in names if name.startswith((".venv", "ddpdoctor-runs", "artifacts", ".ci"))]
 
 
-def test_what_runs_in_the_job_is_old_python_and_stands_alone():
+def test_code_in_the_job_is_python_3_9_without_dependencies():
     """The code uses Python 3.9 syntax and imports only the standard library, torch and itself."""
     known = {*sys.stdlib_module_names, "torch", "_ddpdoctor"}
     foreign = set()

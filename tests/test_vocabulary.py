@@ -96,7 +96,7 @@ def test_no_retired_word_is_used(look) -> None:
     assert not found, f"{len(found)} in all:\n" + "\n".join(found[:40])
 
 
-def test_the_types_that_the_glossary_names_are_there() -> None:
+def test_the_types_in_the_glossary_exist() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     glossary = page[page.index("## Words") : page.index("## How a rank is recorded")]
     named = set(re.findall(r"`([A-Z][A-Za-z]+)`", glossary))

@@ -16,7 +16,7 @@ from tests.exam.score_runs import mark_restarts
 S = 1_000_000_000
 
 
-def test_drawn_ends_can_be_reached() -> None:
+def test_drawn_ends_are_reachable() -> None:
     """Each end is in a step that its attempt reaches, and the number of restarts is valid."""
     plans = [restarts.drawn(seed) for seed in range(200)]
     for plan in plans:
@@ -45,7 +45,7 @@ def case(tmp_path: Path) -> planted.Case:
     return restarts.truth(3, {"every": 5, "step_ms": 10.0}, tmp_path, 0, {1: 11 * S, 2: 21 * S})
 
 
-def test_the_truth_follows_from_the_notes(case: planted.Case, tmp_path: Path) -> None:
+def test_ground_truth_from_the_records(case: planted.Case, tmp_path: Path) -> None:
     costs = {"repeated_steps": 3, "repeated_s": 3.0, "detection_s": 2.0, "start_s": 5.0}
     assert case.shape["costs"] == costs
     assert (case.shape["attempts"], case.shape["restarts"]) == (2, 2)
@@ -91,7 +91,7 @@ RIGHT: dict[str, Any] = {
         (("findings", 0, "rule"), "run/pause", {"silence"}),
     ],
 )
-def test_what_is_wrong_is_marked_wrong(
+def test_wrong_answers_are_marked_wrong(
     case: planted.Case, path: tuple[Any, ...], value: Any, wrong: set[str]
 ) -> None:
     diagnosis = copy.deepcopy(RIGHT)
