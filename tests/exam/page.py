@@ -79,23 +79,29 @@ def page(marks: Sequence[Mark], remark: str = "") -> str:
     """The page of ``marks``. ``remark``: a further sentence on how they were obtained."""
     parts = [HEAD, *([f"**{remark}**\n"] if remark else [])]
     for half, title in HALVES.items():
-        of_half = sorted((each for each in marks if each.half == half), key=lambda each: each.seed)
-        if of_half:
-            parts += [f"## {title}\n", _examined(of_half), _table(of_half), "### Misses\n", _misses(of_half)]
+        marks_of_half = sorted((each for each in marks if each.half == half), key=lambda each: each.seed)
+        if marks_of_half:
+            parts += [
+                f"## {title}\n",
+                _summary(marks_of_half),
+                _table(marks_of_half),
+                "### Misses\n",
+                _misses(marks_of_half),
+            ]
     return "\n".join(parts)
 
 
-def _examined(marks: Sequence[Mark]) -> str:
+def _summary(marks: Sequence[Mark]) -> str:
     seeds = [each.seed for each in marks]
     healthy = [each for each in marks if not each.kinds or each.kinds[0] in TRAPS]
-    accused = sum(each.right["silence"] < each.asked["silence"] for each in healthy)
+    false_positives = sum(each.right["silence"] < each.asked["silence"] for each in healthy)
     return (
         f"{len(marks)} cases from seeds {min(seeds)} to {max(seeds)}, {len(healthy)} of them healthy; "
-        f"{accused or 'none'} of the healthy ones got a false positive. {unmarked_in(marks)}\n"
+        f"{false_positives or 'none'} of the healthy ones got a false positive. {unmarked_sentence(marks)}\n"
     )
 
 
-def unmarked_in(marks: Sequence[Mark]) -> str:
+def unmarked_sentence(marks: Sequence[Mark]) -> str:
     """A sentence with the number of faults whose price is not marked."""
     unsure = sum(doubt.startswith("noisy: ") for each in marks for doubt in each.doubts)
     faults = sum(kind not in TRAPS for each in marks for kind in each.kinds)

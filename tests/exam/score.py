@@ -37,11 +37,11 @@ ASKED = (
     "repeated",
     "exit",
 )
-ACCUSING = ("warning", "critical")
+WARNING_SEVERITIES = ("warning", "critical")
 SMALL_SHARE = 0.07
 """Below this share of the step a finding may have severity info: a warning needs 5 %, and prices are right within a third."""
-LOUD_SHARE = 0.08
-PRICE_PART = 1 / 3
+HIGH_PRICE_SHARE = 0.08
+PRICE_TOLERANCE = 1 / 3
 RANGE = "costs_ms_per_step_range"
 
 
@@ -87,91 +87,112 @@ def mark(case: Case, diagnosis: dict[str, Any]) -> Mark:
     answers = Answers()
     ask = answers.ask
 
-    named = {
-        fault: [each for each in findings if _fits(each, fault, case, diagnosis)] for fault in case.faults
+    findings_by_fault = {
+        fault: [each for each in findings if _reports(each, fault, case, diagnosis)] for fault in case.faults
     }
-    explained = {id(finding) for of_fault in named.values() for finding in of_fault}
-    dear, hidden = _to_be_told(case)
+    expected_ids = {id(finding) for of_fault in findings_by_fault.values() for finding in of_fault}
+    expected_faults, hidden = _faults_to_report(case)
     if hidden:
         words = (
             f"none of {' and '.join(each.kind for each in hidden)} reported: together {case.joint_ms:.2f} ms"
         )
-        ask("rule", any(named[fault] for fault in hidden), words)
+        ask("rule", any(findings_by_fault[fault] for fault in hidden), words)
     for fault in case.faults:
-        whose, by_rule = named[fault], [finding for finding in findings if finding["rule"] in fault.rules]
-        if fault in dear:
+        fault_findings, by_rule = (
+            findings_by_fault[fault],
+            [finding for finding in findings if finding["rule"] in fault.rules],
+        )
+        if fault in expected_faults:
             if fault.price_ms > SMALL_SHARE * case.step_ms and not fault.may_be_information:
-                whose, by_rule = _loud(whose), _loud(by_rule)
+                fault_findings, by_rule = _warnings(fault_findings), _warnings(by_rule)
             ask("rule", bool(by_rule), f"{fault.kind} not reported as {' or '.join(fault.rules)}")
-            told_of = [finding["ranks"] for finding in by_rule]
+            reported_ranks = [finding["ranks"] for finding in by_rule]
             if by_rule:
-                ask("rank", bool(whose), f"{fault.kind} of {fault.ranks} reported of {told_of}")
+                ask(
+                    "rank",
+                    bool(fault_findings),
+                    f"{fault.kind} of {fault.ranks} reported of {reported_ranks}",
+                )
         elif not hidden:
-            whose = _too_dear(whose, case) if _is(case, "cheap", fault) else []
-        if whose and fault.lines and (fault in dear or hidden):
-            said = [first_line(finding) for finding in whose]
-            carried = any(line in fault.lines for line in said)
-            ask("line", carried, f"{fault.kind} at {_lines(fault.lines)}, reported at {_lines(said)}")
-        if whose and not _is(case, "noisy", fault):
-            _ask_price(ask, fault, whose, named, case)
-    extra = [
+            fault_findings = _high_priced(fault_findings, case) if _has_doubt(case, "cheap", fault) else []
+        if fault_findings and fault.lines and (fault in expected_faults or hidden):
+            said = [first_line(finding) for finding in fault_findings]
+            is_right_line = any(line in fault.lines for line in said)
+            ask("line", is_right_line, f"{fault.kind} at {_lines(fault.lines)}, reported at {_lines(said)}")
+        if fault_findings and not _has_doubt(case, "noisy", fault):
+            _ask_price(ask, fault, fault_findings, findings_by_fault, case)
+    false_positives = [
         finding
-        for finding in _loud(findings)
+        for finding in _warnings(findings)
         if not finding.get("caused_by")
-        and id(finding) not in explained
+        and id(finding) not in expected_ids
         and finding["rule"] not in case.tolerated
     ]
-    ask("silence", not extra, f"also accused: {[summary(each) for each in extra]}")
+    ask("silence", not false_positives, f"also accused: {[summary(each) for each in false_positives]}")
     kinds = tuple(fault.kind for fault in case.faults) or ((case.trap,) if case.trap else ())
     said = tuple(summary(finding) for finding in findings)
     without_ms = tuple(
-        (case.step_ms - fault.price_ms, case.step_ms - max(_prices(whose)))
-        for fault, whose in named.items()
-        if fault in dear and _prices(whose) and not _is(case, "noisy", fault)
+        (case.step_ms - fault.price_ms, case.step_ms - max(_prices(fault_findings)))
+        for fault, fault_findings in findings_by_fault.items()
+        if fault in expected_faults and _prices(fault_findings) and not _has_doubt(case, "noisy", fault)
     )
     fields = (*answers.as_fields(), case.doubts, said)
     return Mark(case.seed, case.half, kinds, *fields, without_ms)
 
 
-def _to_be_told(case: Case) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
+def _faults_to_report(case: Case) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
     """(Faults that must each be reported, faults of which one must be reported because they only have a joint cost)."""
-    dear = tuple(
-        fault for fault in case.faults if not _is(case, "cheap", fault) and not _is(case, "unclear", fault)
+    expected_faults = tuple(
+        fault
+        for fault in case.faults
+        if not _has_doubt(case, "cheap", fault) and not _has_doubt(case, "unclear", fault)
     )
     together = case.joint_ms is not None and case.joint_ms > SMALL_SHARE * case.step_ms
-    hidden = not dear and together and all(_is(case, "cheap", fault) for fault in case.faults)
-    return dear, case.faults if hidden else ()
+    hidden = (
+        not expected_faults and together and all(_has_doubt(case, "cheap", fault) for fault in case.faults)
+    )
+    return expected_faults, case.faults if hidden else ()
 
 
 def _ask_price(
     ask: Callable[[str, bool, str], None],
     fault: Fault,
-    whose: list[dict[str, Any]],
-    named: dict[Fault, list[dict[str, Any]]],
+    fault_findings: list[dict[str, Any]],
+    findings_by_fault: dict[Fault, list[dict[str, Any]]],
     case: Case,
 ) -> None:
     """Mark the price: whether it is near the fault's cost, or all prices add up to the joint cost; and the range."""
-    prices = _prices(whose)
-    least, most = fault.between_ms
-    near = any((1 - PRICE_PART) * least <= price <= (1 + PRICE_PART) * most for price in prices)
-    if not near and case.joint_ms is not None and all(_prices(told) for told in named.values()):
-        both = {id(each): each["costs_ms_per_step"] or 0.0 for told in named.values() for each in told}
-        near = abs(sum(both.values()) - case.joint_ms) <= PRICE_PART * case.joint_ms
-    cost = f"{least:.2f}" if fault.alone_ms is None else f"{fault.price_ms:.2f} ({fault.alone_ms:.2f} alone)"
-    ask("price", near, f"{fault.kind} costs {cost} ms, priced at {_listed(prices)}")
-    ranges = [finding[RANGE] for finding in whose if finding.get(RANGE)]
+    prices = _prices(fault_findings)
+    lowest_ms, highest_ms = fault.between_ms
+    is_near = any(
+        (1 - PRICE_TOLERANCE) * lowest_ms <= price <= (1 + PRICE_TOLERANCE) * highest_ms for price in prices
+    )
+    if (
+        not is_near
+        and case.joint_ms is not None
+        and all(_prices(told) for told in findings_by_fault.values())
+    ):
+        cost_by_finding = {
+            id(each): each["costs_ms_per_step"] or 0.0 for told in findings_by_fault.values() for each in told
+        }
+        is_near = abs(sum(cost_by_finding.values()) - case.joint_ms) <= PRICE_TOLERANCE * case.joint_ms
+    cost = (
+        f"{lowest_ms:.2f}" if fault.alone_ms is None else f"{fault.price_ms:.2f} ({fault.alone_ms:.2f} alone)"
+    )
+    ask("price", is_near, f"{fault.kind} costs {cost} ms, priced at {_listed(prices)}")
+    ranges = [finding[RANGE] for finding in fault_findings if finding.get(RANGE)]
     if ranges:
-        held = any(low <= most and least <= high for low, high in ranges)
+        is_in_range = any(low <= highest_ms and lowest_ms <= high for low, high in ranges)
         spans = ", ".join(f"{low:.2f} to {high:.2f}" for low, high in ranges)
-        ask("range", held, f"{fault.kind} costs {cost} ms, range {spans}")
+        ask("range", is_in_range, f"{fault.kind} costs {cost} ms, range {spans}")
 
 
 def _per_step(finding: dict[str, Any], case: Case, diagnosis: dict[str, Any]) -> dict[str, Any]:
     """The finding with its price per step of the case, if the recording does not show where steps begin."""
-    told_ms = diagnosis["steps"]["mean_ms"]
-    if case.steps_told or not told_ms or finding["costs_ms_per_step"] is None:
+    reported_mean_ms = diagnosis["steps"]["mean_ms"]
+    if case.steps_told or not reported_mean_ms or finding["costs_ms_per_step"] is None:
         return finding
-    scale = case.step_ms / told_ms
+    scale = case.step_ms / reported_mean_ms
     scaled = {**finding, "costs_ms_per_step": finding["costs_ms_per_step"] * scale}
     if finding.get(RANGE):
         scaled[RANGE] = [scale * bound for bound in finding[RANGE]]
@@ -204,27 +225,27 @@ def asked_in(rows: dict[str, dict[str, tuple[int, int]]]) -> list[str]:
     return [what for what in ASKED if any(row[what][1] for row in rows.values())]
 
 
-def _is(case: Case, doubt: str, fault: Fault) -> bool:
+def _has_doubt(case: Case, doubt: str, fault: Fault) -> bool:
     return any(each.startswith(f"{doubt}: {fault.kind} ") for each in case.doubts)
 
 
-def _fits(finding: dict[str, Any], fault: Fault, case: Case, diagnosis: dict[str, Any]) -> bool:
+def _reports(finding: dict[str, Any], fault: Fault, case: Case, diagnosis: dict[str, Any]) -> bool:
     """Whether the finding reports the fault: with a matching rule, and its ranks or those of all faults that the rule matches."""
     if finding["rule"] not in fault.rules:
         return False
-    every = set(diagnosis["job"]["ranks_seen"])
-    told = every if finding["ranks"] is None else set(finding["ranks"])
-    culprits = [set(fault.ranks or every) for fault in case.faults if finding["rule"] in fault.rules]
-    return told in (set(fault.ranks or every), set().union(*culprits))
+    all_ranks = set(diagnosis["job"]["ranks_seen"])
+    reported = all_ranks if finding["ranks"] is None else set(finding["ranks"])
+    culprits = [set(fault.ranks or all_ranks) for fault in case.faults if finding["rule"] in fault.rules]
+    return reported in (set(fault.ranks or all_ranks), set().union(*culprits))
 
 
-def _loud(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [finding for finding in findings if finding["severity"] in ACCUSING]
+def _warnings(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [finding for finding in findings if finding["severity"] in WARNING_SEVERITIES]
 
 
-def _too_dear(findings: list[dict[str, Any]], case: Case) -> list[dict[str, Any]]:
+def _high_priced(findings: list[dict[str, Any]], case: Case) -> list[dict[str, Any]]:
     """Findings with a high price, to be marked for a fault with almost no cost."""
-    return [each for each in findings if (each["costs_ms_per_step"] or 0) > LOUD_SHARE * case.step_ms]
+    return [each for each in findings if (each["costs_ms_per_step"] or 0) > HIGH_PRICE_SHARE * case.step_ms]
 
 
 def _prices(findings: list[dict[str, Any]]) -> list[float]:

@@ -19,7 +19,7 @@ from typing import Any
 from .planted import Case, Fault, When
 from .score import Answers, Mark, first_line, summary
 
-STEPS_PART, SECONDS_PART, ACCOUNT_PART = 0.02, 0.2, 0.01
+STEPS_TOLERANCE, SECONDS_TOLERANCE, ACCOUNT_TOLERANCE = 0.02, 0.2, 0.01
 NO_PARTS = ("wall_s", "joining_s", "exit_s")
 """Durations in the facts of a run that are not parts of it: the whole, and durations contained in a part."""
 EVENTS = {
@@ -31,7 +31,7 @@ EVENTS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class Reported:
     """What a finding reports about the time of its work; None for what it does not report."""
 
     finding: dict[str, Any]
@@ -55,52 +55,62 @@ class Told:
 def mark_when(case: Case, diagnosis: dict[str, Any]) -> Mark:
     """The marks of a diagnosis of a run with planted work at known times."""
     every_rank = set(diagnosis["job"]["ranks_seen"])
-    told = [_told(finding, diagnosis) for finding in diagnosis["findings"]]
+    reported = [_reported(finding, diagnosis) for finding in diagnosis["findings"]]
     answers = Answers()
     ask = answers.ask
 
-    explained: list[Told] = []
+    explained: list[Reported] = []
     for fault in case.faults:
         if fault.when is None:
             continue
-        named = [each for each in told if _names(each, fault, fault.when)]
-        its = [each for each in named if _ranks(each, every_rank) == set(fault.ranks or every_rank)]
-        timely = [each for each in named if _is_timely(each, fault.when)]
-        explained += timely or named
+        matching = [each for each in reported if _reports(each, fault, fault.when)]
+        with_right_ranks = [
+            each for each in matching if _ranks(each, every_rank) == set(fault.ranks or every_rank)
+        ]
+        with_right_steps = [each for each in matching if _has_right_steps(each, fault.when)]
+        explained += with_right_steps or matching
         truth = f"{fault.kind} of {fault.ranks} {fault.when}"
-        ask("rule", bool(named), f"{truth} not reported")
-        if named:
-            ask("rank", bool(its), f"{truth} reported of {[each.finding['ranks'] for each in named]}")
-        if its:
-            lines = [first_line(each.finding) for each in its if each in timely or not timely]
+        ask("rule", bool(matching), f"{truth} not reported")
+        if matching:
+            ask(
+                "rank",
+                bool(with_right_ranks),
+                f"{truth} reported of {[each.finding['ranks'] for each in matching]}",
+            )
+        if with_right_ranks:
+            lines = [
+                first_line(each.finding)
+                for each in with_right_ranks
+                if each in with_right_steps or not with_right_steps
+            ]
             ask(
                 "line",
                 any(line in fault.lines for line in lines),
                 f"{truth} at {fault.lines}, reported at {lines}",
             )
-        ask("when", bool(timely), f"{truth} reported as {[str(each) for each in named]}")
-        if timely:
+        ask("when", bool(with_right_steps), f"{truth} reported as {[str(each) for each in matching]}")
+        if with_right_steps:
             least, most = fault.when.seconds
-            near = any(
-                (1 - SECONDS_PART) * least <= each.seconds <= (1 + SECONDS_PART) * most
-                for each in timely
+            is_near = any(
+                (1 - SECONDS_TOLERANCE) * least <= each.seconds <= (1 + SECONDS_TOLERANCE) * most
+                for each in with_right_steps
                 if each.seconds is not None
             )
-            ask("seconds", near, f"{truth}, told {[each.seconds for each in timely]}")
+            ask("seconds", is_near, f"{truth}, told {[each.seconds for each in with_right_steps]}")
         if fault.when.how not in ("always", "growing"):
-            at_line = [each for each in told if first_line(each.finding) in fault.lines]
+            at_line = [each for each in reported if first_line(each.finding) in fault.lines]
             rates = [str(each) for each in at_line if each.how == "always"]
             ask("rate", not rates, f"{truth}, told as a cost of every step: {rates}")
-    extra = [str(each) for each in told if each.is_pattern and each not in explained]
-    ask("silence", not extra, f"also a pattern: {extra}")
+    unexpected = [str(each) for each in reported if each.is_pattern and each not in explained]
+    ask("silence", not unexpected, f"also a pattern: {unexpected}")
     parts_s, wall_s = _account(diagnosis)
-    ask("account", abs(parts_s - wall_s) < ACCOUNT_PART * wall_s, f"{parts_s:.2f} s of {wall_s:.2f} s")
+    ask("account", abs(parts_s - wall_s) < ACCOUNT_TOLERANCE * wall_s, f"{parts_s:.2f} s of {wall_s:.2f} s")
     kinds = tuple(fault.when.how for fault in case.faults if fault.when)
-    said = tuple(str(each) for each in told)
+    said = tuple(str(each) for each in reported)
     return Mark(case.seed, case.half, kinds, *answers.as_fields(), case.doubts, said)
 
 
-def _told(finding: dict[str, Any], diagnosis: dict[str, Any]) -> Told:
+def _reported(finding: dict[str, Any], diagnosis: dict[str, Any]) -> Reported:
     """The time of the finding's work."""
     cost_ms, steps = finding["costs_ms_per_step"], diagnosis["steps"]["count"]
     if finding["rule"] not in EVENTS:
@@ -108,7 +118,9 @@ def _told(finding: dict[str, Any], diagnosis: dict[str, Any]) -> Told:
         how = finding["persistence"] or "unknown"
         every = re.search(r"every (\d+) steps", finding["explanation"])
         ends = tuple(finding["steps"] or ((0, steps - 1) if how == "always" else ()))
-        return Told(finding, how, None, ends, int(every[1]) if every and how == "periodic" else None, seconds)
+        return Reported(
+            finding, how, None, ends, int(every[1]) if every and how == "periodic" else None, seconds
+        )
     event = diagnosis["facts"]["run"][EVENTS[finding["rule"]]]
     ends = tuple(event["steps"])
     how = {"pause": "pause", "periodic": "periodic", "change": "range", "growth": "growing"}[
@@ -117,29 +129,29 @@ def _told(finding: dict[str, Any], diagnosis: dict[str, Any]) -> Told:
     if how == "range":
         slower = event["after_ms"] >= event["before_ms"]
         ends = (ends[0], steps - 1) if slower else (0, ends[0] - 1)  # as the finding words it
-    return Told(finding, how, event["kind"], ends, event["every"], event["total_s"])
+    return Reported(finding, how, event["kind"], ends, event["every"], event["total_s"])
 
 
-def _names(told: Told, fault: Fault, when: When) -> bool:
+def _reports(reported: Reported, fault: Fault, when: When) -> bool:
     """Whether the finding reports the planted work, regardless of the time."""
-    if told.is_pattern:
-        return told.work in (when.work, None)
-    return told.finding["rule"] in fault.rules or first_line(told.finding) in fault.lines
+    if reported.is_pattern:
+        return reported.work in (when.work, None)
+    return reported.finding["rule"] in fault.rules or first_line(reported.finding) in fault.lines
 
 
-def _ranks(told: Told, every_rank: set[int]) -> set[int]:
-    return every_rank if told.finding["ranks"] is None else set(told.finding["ranks"])
+def _ranks(reported: Reported, every_rank: set[int]) -> set[int]:
+    return every_rank if reported.finding["ranks"] is None else set(reported.finding["ranks"])
 
 
 HOW = {"every n-th": "periodic", "since": "range", "until": "range", "once": "pause", "twice": "pause"}
 
 
-def _is_timely(told: Told, when: When) -> bool:
+def _has_right_steps(reported: Reported, when: When) -> bool:
     """Whether the finding reports the right steps. The first and last step of a period may be off by one period."""
-    if told.how != HOW.get(when.how, when.how) or told.every != when.every or not told.steps:
+    if reported.how != HOW.get(when.how, when.how) or reported.every != when.every or not reported.steps:
         return False
-    near = max(STEPS_PART * when.total, when.every or 0)
-    ends = told.steps if when.how in ("once", "twice") else (told.steps[0], told.steps[-1])
+    near = max(STEPS_TOLERANCE * when.total, when.every or 0)
+    ends = reported.steps if when.how in ("once", "twice") else (reported.steps[0], reported.steps[-1])
     return len(ends) == len(when.steps) and all(
         abs(one - other) <= near for one, other in zip(ends, when.steps, strict=True)
     )
@@ -152,7 +164,7 @@ def _account(diagnosis: dict[str, Any]) -> tuple[float, float]:
     return parts_s, diagnosis["job"]["duration_s"]
 
 
-PART, LEAST_S = 1 / 3, 0.25
+RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE_S = 1 / 3, 0.25
 """Relative tolerance of the seconds, and their absolute tolerance, from the polling intervals of the job and the launcher."""
 WORDS = {
     "raise": "raised RuntimeError: planted",
@@ -177,9 +189,9 @@ def mark_restarts(case: Case, diagnosis: dict[str, Any]) -> Mark:
     last = len(truth["ends"]) - 1
     for number, end in enumerate(truth["ends"]):
         if end and number < last and len(attempts) == truth["attempts"]:
-            expected, told = _words(end), attempts[number]
-            right = told["ended"].endswith(expected) and told["ranks"] == sorted(end["ranks"])
-            words = f"attempt {number + 1}: {end['ranks']} {expected}; told {told['ranks']} {told['ended']}"
+            expected, reported = _end_text(end), attempts[number]
+            right = reported["ended"].endswith(expected) and reported["ranks"] == sorted(end["ranks"])
+            words = f"attempt {number + 1}: {end['ranks']} {expected}; told {reported['ranks']} {reported['ended']}"
             ask("cause", right, words)
     if last > 0:
         ask("rule", restarts is not None, "no restart reported")
@@ -189,15 +201,15 @@ def mark_restarts(case: Case, diagnosis: dict[str, Any]) -> Mark:
     ask("exit", code == truth["exit"], f"exit code {truth['exit']}, told {code}")
     stopped = [each for each in findings if each["rule"].startswith("hang/")]
     if truth["ends"][last]:
-        told = [each["ranks"] for each in stopped]
+        reported = [each["ranks"] for each in stopped]
         ask(
             "exit",
-            sorted(truth["ends"][last]["ranks"]) in told[:1],
-            f"failed by {truth['ends'][last]}, told of {told}",
+            sorted(truth["ends"][last]["ranks"]) in reported[:1],
+            f"failed by {truth['ends'][last]}, told of {reported}",
         )
     else:
         ask("exit", not stopped, f"ended well, told {[summary(each) for each in stopped]}")
-    extra = [
+    unexpected = [
         summary(each)
         for each in findings
         if each["severity"] != "info"
@@ -205,13 +217,13 @@ def mark_restarts(case: Case, diagnosis: dict[str, Any]) -> Mark:
         and not (each["rule"] == "run/restarts" and last > 0)
         and each not in stopped
     ]
-    ask("silence", not extra, f"also {extra}")
+    ask("silence", not unexpected, f"also {unexpected}")
     said = tuple(summary(each) for each in findings)
     kinds = tuple(fault.kind for fault in case.faults)
     return Mark(case.seed, case.half, kinds, *answers.as_fields(), case.doubts, said)
 
 
-def _words(end: dict[str, Any]) -> str:
+def _end_text(end: dict[str, Any]) -> str:
     if end["how"] != "code":
         return WORDS[end["how"]]
     return f"ended with exit code {end['code']}" if end["code"] else "exited before the others (exit code 0)"
@@ -220,11 +232,13 @@ def _words(end: dict[str, Any]) -> str:
 def _ask_costs(answers: Answers, truth: dict[str, Any], restarts: dict[str, Any]) -> None:
     costs = truth["costs"]
     steps = costs["repeated_steps"] if truth["every"] else None
-    told = restarts["repeated_steps"]
-    answers.ask("repeated", told == steps, f"{steps} steps done again, told {told}")
+    reported = restarts["repeated_steps"]
+    answers.ask("repeated", reported == steps, f"{steps} steps done again, told {reported}")
     for name in ("repeated_s", "detection_s", "start_s"):
         if name == "repeated_s" and steps is None:
             continue
         second, told_s = costs[name], restarts[name]
-        near = told_s is not None and abs(told_s - second) <= max(PART * second, LEAST_S)
+        near = told_s is not None and abs(told_s - second) <= max(
+            RELATIVE_TOLERANCE * second, ABSOLUTE_TOLERANCE_S
+        )
         answers.ask("seconds", near, f"{name} {second:.2f}, told {told_s}")

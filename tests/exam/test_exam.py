@@ -325,8 +325,8 @@ def test_a_real_case_is_recorded_and_marked(
 @pytest.mark.parametrize("kind", ["data-one", "forward-one", "host-one"])
 def test_a_large_fault_is_reported(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault takes half of the step, so that this holds on any machine."""
-    monkeypatch.setattr(draw, "LEAST_SHARE", 0.5)
-    monkeypatch.setattr(draw, "MOST_SHARE", 0.5)
+    monkeypatch.setattr(draw, "MIN_SHARE", 0.5)
+    monkeypatch.setattr(draw, "MAX_SHARE", 0.5)
     monkeypatch.setattr(draw, "TIMED_S", 0.5)
     case = dataclasses.replace(record(1, tmp_path / "case", Asked(kind)), doubts=())
     marked = examined(case, tmp_path / "case" / RUN)

@@ -28,7 +28,7 @@ def test_drawn_ends_are_reachable() -> None:
         assert plan["restarts"] >= 0
         assert not plan["ends"] or plan["ends"][0]["how"] != restarts.EARLY
     hows = {end["how"] for plan in plans for end in plan["ends"]}
-    assert hows == {*restarts.HOWS, restarts.EARLY}
+    assert hows == {*restarts.ENDS, restarts.EARLY}
     assert {len(plan["ends"]) for plan in plans} == {0, 1, 2, 3}
 
 

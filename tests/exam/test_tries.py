@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from .tries import REPAIRS, page, row, written
+from .tries import REPAIRS, page, row, write_job
 
 MEASURED = {
     "set": {"loader.num_workers": 4},
@@ -30,7 +30,7 @@ def outcome(twin_ms: float = 12.0, **changed: object) -> dict[str, object]:
 
 @pytest.mark.parametrize("repair", REPAIRS, ids=lambda repair: repair.name)
 def test_each_repair_is_valid_python_and_differs_from_its_twin(repair, tmp_path):
-    written(repair, tmp_path)
+    write_job(repair, tmp_path)
     faulty, twin = (
         {file.name: file.read_text() for file in (tmp_path / name).iterdir()} for name in ("job", "twin")
     )

@@ -19,7 +19,7 @@ from tests.exam.real.kinds import Asked
 from tests.exam.score_runs import mark_when
 
 
-@pytest.mark.parametrize("how", when.HOWS)
+@pytest.mark.parametrize("how", when.PATTERNS)
 def test_the_schedule_follows_the_drawn_time(how: str) -> None:
     every, amounts = when.schedule(random.Random(f"{how} 3"), how, 0.015)
     given = [step for step, amount in enumerate(amounts) if amount]
@@ -36,7 +36,7 @@ def test_the_schedule_follows_the_drawn_time(how: str) -> None:
     assert sorted(amounts) == amounts or how != "growing"
 
 
-@pytest.mark.parametrize("kind", when.WHAT)
+@pytest.mark.parametrize("kind", when.KINDS_OF_WORK)
 def test_the_job_records_its_seconds_by_step(kind: str, tmp_path: Path) -> None:
     drawn = program(4, tmp_path, Asked(kind, {"model": "accelerator"}, noted=True))
     extras = json.loads((tmp_path / "plan.json").read_text())["extras"]

@@ -31,7 +31,7 @@ from .real.record import RUN, environment, run
 STEPS = 150
 """Steps of each trial: some seconds, as `try` itself uses for steps of this length."""
 STEPS_OF_JOB = 240
-NEAR = 0.10
+TOLERANCE = 0.10
 """A job that is slower than the job without the fault by at most this share counts as fixed."""
 FAULT = "fault"
 _AMOUNT = f'amount("{FAULT}")'
@@ -100,7 +100,7 @@ REPAIRS = (
 )  # fmt: skip
 
 
-def written(repair: Repair, folder: Path) -> Program:
+def write_job(repair: Repair, folder: Path) -> Program:
     """Write the job to ``folder / "job"``, and the same job without the fault to ``folder / "twin"``."""
     drawn = program(1, folder / "job", repair.job)
     shutil.copytree(folder / "job", folder / "twin")
@@ -112,9 +112,9 @@ def written(repair: Repair, folder: Path) -> Program:
     return drawn
 
 
-def measured(repair: Repair, folder: Path, rounds: int) -> dict[str, Any]:
+def measure(repair: Repair, folder: Path, rounds: int) -> dict[str, Any]:
     """Record the job of ``repair`` and try the changes that its findings suggest."""
-    drawn = written(repair, folder)
+    drawn = write_job(repair, folder)
     run(drawn, folder, variables=repair.variables)
     before = _twin_ms(drawn.command(folder / "twin"))
     tried = [*own_command(), "try", str(folder / RUN), "--all", "--rounds", str(rounds)]
@@ -175,7 +175,7 @@ def row(outcome: dict[str, Any]) -> Row | None:
     change = " ".join(f"{name}={_shown(value)}" for name, value in best["set"].items())
     as_it_is_ms = mean if mean is not None else answer["baseline"]["median_ms"]
     # Absolute times, because a ratio to the unchanged job would include the variation of its trials, which the twin does not have.
-    near_ms = (1 + NEAR) * twin_ms
+    near_ms = (1 + TOLERANCE) * twin_ms
     fixed = statistics.mean(best["trials_ms"]) <= near_ms if as_it_is_ms > near_ms else None
     return Row(outcome["name"], outcome["says"], as_it_is_ms, twin_ms, change, expected, best["median_ms"], ends, kept, fixed)  # fmt: skip
 
@@ -210,13 +210,13 @@ def page(outcomes: Sequence[dict[str, Any]]) -> str:
             f"| {found.name}: {found.says} | {found.as_it_is_ms:.1f} | `{found.change}` | {expected} "
             f"| {found.measured_ms:.1f}{ends} | {found.twin_ms:.1f} | {fixed} | {kept} |"
         )
-    told = [found for found in rows if found.kept is not None]
+    known = [found for found in rows if found.kept is not None]
     small = sum(found.fixed is None for found in rows)
     lines += [
         "",
         f"{sum(bool(found.fixed) for found in rows)} of {len(outcomes) - small} faults are fixed by what was found (within "
-        f"{NEAR:.0%} of the job without the fault); {sum(bool(found.kept) for found in told)} of {len(told)} predictions are right."
-        + (f" {small} cost less than {NEAR:.0%} with nothing changed." if small else ""),
+        f"{TOLERANCE:.0%} of the job without the fault); {sum(bool(found.kept) for found in known)} of {len(known)} predictions are right."
+        + (f" {small} cost less than {TOLERANCE:.0%} with nothing changed." if small else ""),
     ]
     return "\n".join(lines) + "\n"
 
@@ -236,7 +236,7 @@ def main() -> int:
         if options.only not in repair.name or file.exists():
             continue
         folder = Path(tempfile.mkdtemp(prefix="ddpdoctor-tries-"))
-        outcome = measured(repair, folder, options.rounds)
+        outcome = measure(repair, folder, options.rounds)
         file.write_text(json.dumps(outcome, indent=1))
         print(page([outcome]), flush=True)
     files = [options.keep / f"{repair.name}.json" for repair in REPAIRS]

@@ -220,7 +220,7 @@ class RankProgram:
                         machine.wait_until("cudaStreamSynchronize", end_us, machine.next_external())
                 machine.compute_free_us = max(machine.compute_free_us, end_us)
 
-    def _extra(self, kind: str, step: int) -> None:
+    def _extra_kernels(self, kind: str, step: int) -> None:
         """Kernels outside the phases."""
         extra_us = self.effects.added_us(kind, self.machine.rank, step)
         if extra_us:
@@ -249,13 +249,13 @@ class RankProgram:
                     machine.wait_until("cudaStreamSynchronize", end_us, external)
             machine.work(plant.ms * 1000.0)
 
-    def _gap(self, plants: list[Plant]) -> None:
+    def _host_gaps(self, plants: list[Plant]) -> None:
         for plant in plants:
             if plant.drain:
                 self.machine.item()
             self.machine.work(plant.ms * 1000.0)
 
-    def _spread(self, kind: str, step: int, kernels: int) -> list[int]:
+    def _evenly_spaced(self, kind: str, step: int, kernels: int) -> list[int]:
         """Indices of the kernels before which the ``count`` calls of a job-wide plant are made, evenly spaced."""
         counts = [plant.count for plant in self.effects.acting(kind, None, step)]
         return [int((call + 0.5) * kernels / count) for count in counts for call in range(count)]

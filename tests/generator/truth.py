@@ -104,15 +104,17 @@ class Truth:
         return caused
 
 
-def tell(simulation: Simulation, config: Config, files: dict[int, str]) -> Truth:
+def ground_truth(simulation: Simulation, config: Config, files: dict[int, str]) -> Truth:
     """The ground truth of ``simulation``. Simulates the job again without each plant, and without all plants."""
     clocks = [config.clocks[h] if h < len(config.clocks) else None for h in range(len(config.host_sizes()))]
     step_us = simulation.step_us()
-    alone = [simulate(without(config, index), record=False).step_us() for index in range(len(config.plants))]
+    without_each = [
+        simulate(without(config, index), record=False).step_us() for index in range(len(config.plants))
+    ]
     if len(config.plants) < 2:
-        none = alone[0] if alone else step_us
+        without_any = without_each[0] if without_each else step_us
     else:
-        none = simulate(replace(config, plants=()), record=False).step_us()
+        without_any = simulate(replace(config, plants=()), record=False).step_us()
     return Truth(
         config=config,
         files=files,
@@ -121,9 +123,9 @@ def tell(simulation: Simulation, config: Config, files: dict[int, str]) -> Truth
         drift_ppm=[clock.drift_ppm if clock else 0.0 for clock in clocks],
         steps=_steps(simulation),
         collectives=[_collective(c) for c in simulation.collectives if c.step >= 0],
-        plants=[_plant(config, index, step_us, alone[index]) for index in range(len(config.plants))],
+        plants=[_plant(config, index, step_us, without_each[index]) for index in range(len(config.plants))],
         step_us=step_us,
-        step_us_without_any=none,
+        step_us_without_any=without_any,
     )
 
 
@@ -218,4 +220,4 @@ def generate(config: Config, directory: str | os.PathLike[str]) -> Truth:
         for program in simulation.programs
         if program.machine.rank not in config.missing_ranks
     }
-    return tell(simulation, config, files)
+    return ground_truth(simulation, config, files)

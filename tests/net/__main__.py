@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name, found in _compared(group, answers, chosen.pattern):
                 count += len(found)
                 wrong += 1
-                _print(f"{group}/{name}", found, len(found) if chosen.all else SHOWN)
+                _print_differences(f"{group}/{name}", found, len(found) if chosen.all else SHOWN)
     said = f"{wrong} failed" if chosen.freeze else f"{count} differences in {wrong} cases"
     print(f"{cases} cases, {said}, {time.monotonic() - began_s:.0f} s")
     return 1 if wrong else 0
@@ -78,12 +78,12 @@ def _freeze(group: str, answers: dict[str, Any], pattern: str) -> int:
     return len(crashed)
 
 
-def _print(case: str, found: list[Difference], most: int) -> None:
+def _print_differences(case: str, found: list[Difference], limit: int) -> None:
     print(f"{case}: {len(found)} differences")
-    for difference in found[:most]:
+    for difference in found[:limit]:
         print(f"  {difference}")
-    if len(found) > most:
-        print(f"  and {len(found) - most} more, see --all")
+    if len(found) > limit:
+        print(f"  and {len(found) - limit} more, see --all")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def answer(group: str, name: str) -> dict[str, Any]:
     times and paths.
     """
     with tempfile.TemporaryDirectory(prefix="net") as folder:
-        place = GROUPS[group].lay_out(name, Path(folder))
+        place = GROUPS[group].make(name, Path(folder))
         try:
             diagnosis = analyze(str(place), Options(cache=False, jobs=1))
         except DdpDoctorError as error:
@@ -42,7 +42,7 @@ def answer(group: str, name: str) -> dict[str, Any]:
     document["job"]["versions"].pop("ddpdoctor", None)
     document["job"].pop("folder_in_repository")
     document["job"].pop("end")
-    return _plain(document, str(place))
+    return _normalised(document, str(place))
 
 
 def answer_or_crash(group: str, name: str) -> dict[str, Any]:
@@ -53,11 +53,11 @@ def answer_or_crash(group: str, name: str) -> dict[str, Any]:
         return {"crash": traceback.format_exc()}
 
 
-def _plain(value: Any, place: str) -> Any:
+def _normalised(value: Any, place: str) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(item, place) for key, item in value.items()}
+        return {key: _normalised(item, place) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item, place) for item in value]
+        return [_normalised(item, place) for item in value]
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     return value.replace(place, INPUT) if isinstance(value, str) else value
@@ -89,7 +89,7 @@ def _file(group: str) -> Path:
 RELATIVE, ABSOLUTE = 1e-6, 1e-12
 """Tolerances of floats, because a sum in another order is rounded differently. All else is compared exactly."""
 NOTHING = "(nothing)"
-LONGEST = 160
+MAX_LENGTH = 160
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Difference:
     new: Any
 
     def __str__(self) -> str:
-        return f"{self.path or 'all of it'}: {_shown(self.old)} → {_shown(self.new)}"
+        return f"{self.path or 'all of it'}: {_shortened(self.old)} → {_shortened(self.new)}"
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[Difference]:
@@ -116,16 +116,16 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[Difference]:
         for number in range(max(len(old), len(new))):
             pair = [side[number] if number < len(side) else NOTHING for side in (old, new)]
             yield from differences(*pair, f"{path}[{number}]")
-    elif not _same(old, new):
+    elif not _is_same(old, new):
         yield Difference(path, old, new)
 
 
-def _same(old: Any, new: Any) -> bool:
+def _is_same(old: Any, new: Any) -> bool:
     if type(old) is float and type(new) is float:
         return math.isclose(old, new, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
     return type(old) is type(new) and old == new
 
 
-def _shown(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = value if value is NOTHING else repr(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return text if len(text) <= MAX_LENGTH else f"{text[:MAX_LENGTH]}…"

@@ -24,7 +24,7 @@ class Group:
     """Cases of one origin. ``lay_out(name, folder)`` returns the path to analyse; it may write to ``folder``."""
 
     names: Callable[[], list[str]]
-    lay_out: Callable[[str, Path], Path]
+    make: Callable[[str, Path], Path]
     place: Path | None = None
     """Folder of the cases; the group is skipped if it does not exist. None: the cases are generated."""
 
@@ -47,7 +47,7 @@ def _runs() -> list[str]:
     return sorted(path.name.removesuffix(".tar.xz") for path in RUNS.glob("*.tar.xz"))
 
 
-def _unpacked(name: str, folder: Path) -> Path:
+def _unpack_run(name: str, folder: Path) -> Path:
     """The run directory as it was recorded. Its traces are uncompressed in the archive, see :func:`tests.net.record.pack`."""
     run = folder / "run"
     with lzma.open(RUNS / f"{name}.tar.xz") as packed, tarfile.open(fileobj=packed) as archive:
@@ -62,5 +62,5 @@ GROUPS = {
     "fixtures": Group(_fixtures, lambda name, folder: FIXTURES / name, FIXTURES),
     "traces": Group(_traces, lambda name, folder: TRACES / name, TRACES),
     "generated": Group(generated.names, generated.make),
-    "runs": Group(_runs, _unpacked, RUNS),
+    "runs": Group(_runs, _unpack_run, RUNS),
 }

@@ -38,9 +38,9 @@ def make(name: str, folder: Path) -> Path:
     rng = random.Random(f"net {form} {number}")
     place = folder / form
     if form == "trace":
-        generate(_traced(int(number), rng), place)
+        generate(_trace_config(int(number), rng), place)
     elif form == "run":
-        config = _recorded(int(number), rng)
+        config = _run_config(int(number), rng)
         generate_run(config, place)
         if rng.random() < 0.6:
             for trace in place.glob("ranks/*/trace.json.gz"):
@@ -48,7 +48,7 @@ def make(name: str, folder: Path) -> Path:
         elif config.world_size > 1 and rng.random() < 0.3:
             shutil.rmtree(place / "ranks" / "00000")
     else:
-        job = _epochs(rng)
+        job = _epoch_job(rng)
         record_by_hand(place, job, missing=(job.world - 1,) if job.world > 1 and rng.random() < 0.1 else ())
     return place
 
@@ -63,7 +63,7 @@ def _on_cpu(number: int, first: int) -> bool:
     return kind not in ACCELERATOR_PLANTS and (number // len(KINDS)) % 2 == first
 
 
-def _job(number: int, rng: random.Random, *, first_on_cpu: int, **changes: Any) -> Config:
+def _base_config(number: int, rng: random.Random, *, first_on_cpu: int, **changes: Any) -> Config:
     """The configuration of a job, with its planted cause and sometimes a second one."""
     kind, on_cpu = _kind(number), _on_cpu(number, first_on_cpu)
     world = rng.choice((1, 2, 2, 3, 4, 4, 4, 6, 8))
@@ -93,7 +93,7 @@ def _job(number: int, rng: random.Random, *, first_on_cpu: int, **changes: Any) 
 
 
 def _plant(kind: str, config: Config, rng: random.Random) -> Plant:
-    of_ranks = kind in RANK_PLANTS
+    has_ranks = kind in RANK_PLANTS
     ranks = tuple(
         sorted(rng.sample(range(config.world_size), rng.choice((1, 1, 1, min(2, config.world_size)))))
     )
@@ -105,9 +105,9 @@ def _plant(kind: str, config: Config, rng: random.Random) -> Plant:
         )
     return Plant(
         kind,
-        ranks=ranks if of_ranks else (),
+        ranks=ranks if has_ranks else (),
         ms=rng.uniform(1.0, 12.0),
-        factor=rng.uniform(1.3, 2.5) if of_ranks else rng.uniform(2.0, 6.0),
+        factor=rng.uniform(1.3, 2.5) if has_ranks else rng.uniform(2.0, 6.0),
         count=rng.choice((2, 4, 8, 16)),
         position=rng.uniform(0.1, 0.9),
         drain=rng.random() < 0.8,
@@ -115,9 +115,11 @@ def _plant(kind: str, config: Config, rng: random.Random) -> Plant:
     )
 
 
-def _traced(number: int, rng: random.Random) -> Config:
+def _trace_config(number: int, rng: random.Random) -> Config:
     """A job recorded as profiler traces, which may be incomplete."""
-    config = _job(number, rng, first_on_cpu=1, steps=rng.randint(3, 6), include_seq=rng.random() < 0.7)
+    config = _base_config(
+        number, rng, first_on_cpu=1, steps=rng.randint(3, 6), include_seq=rng.random() < 0.7
+    )
     world, flaw = config.world_size, rng.random()
     if flaw < 0.08:
         config = replace(config, dropped_event_fraction=0.05)
@@ -136,12 +138,14 @@ def _traced(number: int, rng: random.Random) -> Config:
     return config
 
 
-def _recorded(number: int, rng: random.Random) -> Config:
+def _run_config(number: int, rng: random.Random) -> Config:
     """A job recorded as a run directory. Steps before the profiler window are only in the logs."""
-    return _job(number, rng, first_on_cpu=0, steps=rng.randint(2, 3), warmup_steps=rng.choice((16, 24, 40)))
+    return _base_config(
+        number, rng, first_on_cpu=0, steps=rng.randint(2, 3), warmup_steps=rng.choice((16, 24, 40))
+    )
 
 
-def _epochs(rng: random.Random) -> Job:
+def _epoch_job(rng: random.Random) -> Job:
     """A job on CPUs with one or more epochs: evaluations, new workers, metrics, barriers, sharded parameters."""
     world = rng.choice((1, 2, 2, 3, 4, 4, 8))
     job = Job(

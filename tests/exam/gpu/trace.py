@@ -44,18 +44,18 @@ def document(setup: Setup, rank: Rank) -> dict[str, Any]:
         if not (opened <= event.start and event.end <= limit + 1.0) or not _is_kept(setup, event):
             continue
         if chance.random() >= recorded.lost_share:
-            events += _lines(setup, rank, event, number)
+            events += _event_lines(setup, rank, event, number)
     groups = [
         {"pg_name": "0", "pg_desc": "default_pg", "pg_size": setup.world, "ranks": list(range(setup.world))}
     ]
     if setup.hierarchical:
-        its = setup.on_host(setup.host_of[me])
+        members = setup.on_host(setup.host_of[me])
         groups.append(
             {
                 "pg_name": str(setup.host_of[me] + 1),
                 "pg_desc": "intra_host",
-                "pg_size": len(its),
-                "ranks": list(its),
+                "pg_size": len(members),
+                "ranks": list(members),
             }
         )
     return {
@@ -73,7 +73,7 @@ def document(setup: Setup, rank: Rank) -> dict[str, Any]:
         },
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": BASE_NS,
-        "traceEvents": _names(rank) + events,
+        "traceEvents": _metadata_events(rank) + events,
     }
 
 
@@ -91,7 +91,7 @@ def _is_kept(setup: Setup, event: Event) -> bool:
     }[event.category]
 
 
-def _lines(setup: Setup, rank: Rank, event: Event, number: int) -> list[dict[str, Any]]:
+def _event_lines(setup: Setup, rank: Rank, event: Event, number: int) -> list[dict[str, Any]]:
     device = _local(setup, rank.rank)
     on_device = event.category in ON_DEVICE
     ts, end = _local_us(setup, rank.rank, event.start), _local_us(setup, rank.rank, event.end)
@@ -118,7 +118,7 @@ def _lines(setup: Setup, rank: Rank, event: Event, number: int) -> list[dict[str
     line["args"] = args
     out = [line]
     if event.name.startswith("nccl"):
-        _tell_collective(setup, event, args)
+        _add_metadata(setup, event, args)
     else:
         args |= {key: value for key, value in event.more.items() if setup.recorded.shapes or key == "bytes"}
     flow = {"id": event.correlation, "cat": "ac2g", "name": "ac2g", **where, "ts": ts}
@@ -129,10 +129,10 @@ def _lines(setup: Setup, rank: Rank, event: Event, number: int) -> list[dict[str
     return out
 
 
-def _tell_collective(setup: Setup, event: Event, args: dict[str, Any]) -> None:
+def _add_metadata(setup: Setup, event: Event, args: dict[str, Any]) -> None:
     """Add NCCL's metadata of the kernel to ``args``, if the simulated profiler records it."""
     more, recorded = event.more, setup.recorded
-    told = {
+    metadata = {
         "Collective name": "allreduce",
         "In msg nelems": more["elements"],
         "Out msg nelems": more["elements"],
@@ -145,9 +145,9 @@ def _tell_collective(setup: Setup, event: Event, args: dict[str, Any]) -> None:
         "Process Group Ranks": str(list(more["members"])),
     }
     if recorded.sequence_numbers:
-        told["Seq"] = more["sequence"]
+        metadata["Seq"] = more["sequence"]
     if recorded.nccl_metadata:
-        args.update(told)
+        args.update(metadata)
 
 
 def number_collectives(ranks: list[Rank]) -> None:
@@ -170,7 +170,7 @@ def _local_us(setup: Setup, rank: int, true_us: float) -> float:
     return round(setup.offset_us[host] + true_us * (1 + setup.drift_ppm[host] * 1e-6), 3)
 
 
-def _names(rank: Rank) -> list[dict[str, Any]]:
+def _metadata_events(rank: Rank) -> list[dict[str, Any]]:
     def name(what: str, pid: int, tid: int, key: str, value: object) -> dict[str, Any]:
         return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": {key: value}}
 

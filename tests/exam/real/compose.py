@@ -9,8 +9,8 @@ from pathlib import Path
 
 from . import structures, support, texts
 
-PLACE = re.compile(r"^(\s*)@\{(\w+)\}$")
-WORD = re.compile(r"@\{(\w+)\}")
+PLACEHOLDER_LINE = re.compile(r"^(\s*)@\{(\w+)\}$")
+PLACEHOLDER = re.compile(r"@\{(\w+)\}")
 MARK = re.compile(r"\s*#@([\w-]+)$")
 
 Lines = dict[str, list[tuple[str, int]]]
@@ -20,12 +20,12 @@ def fill(text: str, values: dict[str, str]) -> str:
     """``text`` with its placeholders replaced by ``values``. Blocks get the indentation of their placeholder."""
     out = []
     for line in text.splitlines():
-        place = PLACE.match(line)
+        place = PLACEHOLDER_LINE.match(line)
         if place:
             block = fill(values.get(place[2], ""), values)
             out += [place[1] + each if each else each for each in block.splitlines()]
         else:
-            out.append(WORD.sub(lambda word: values[word[1]], line))
+            out.append(PLACEHOLDER.sub(lambda word: values[word[1]], line))
     return "".join(f"{line}\n" for line in out)
 
 
@@ -120,10 +120,10 @@ HELPER_HEAD = "import gc\nimport json\nimport time\nimport torch\nimport torch.d
 
 
 def plant(
-    draw: random.Random, key: str, snippet: str, helpers: dict[str, str], apart: bool
+    draw: random.Random, key: str, snippet: str, helpers: dict[str, str], in_helper: bool
 ) -> tuple[str, str]:
-    """(Lines of the fault, import that they need). ``apart``: put the work into a helper module."""
-    if not apart:
+    """(Lines of the fault, import that they need). ``in_helper``: put the work into a helper module."""
+    if not in_helper:
         return SNIPPETS[snippet].format(amount=f'amount("{key}")', key=key), ""
     module = draw.choice([name for name in HELPERS if f"{name}.py" not in helpers])
     name = draw.choice(NAMES)

@@ -17,12 +17,12 @@ from .compose import HELPER_HEAD, UNIT, Lines, files_of, fill, plant, write
 from .kinds import EPOCH_STEPS, KINDS, WITH_ANOTHER, Asked
 
 RECORDED_S = 4.0
-TIMED_S, LEAST_ROUNDS, MOST_ROUNDS = 5.0, 3, 6
+TIMED_S, MIN_ROUNDS, MAX_ROUNDS = 5.0, 3, 6
 """Seconds for timing the twin, and numbers of rounds; each round times all variants."""
-UNSURE_S = 20.0
+MAX_UNSURE_S = 20.0
 """Maximum seconds of rounds while the cost of a fault is too uncertain."""
 HEALTHY_SHARE, TWO_SHARE = 0.2, 0.2
-LEAST_SHARE, MOST_SHARE = 0.08, 0.45
+MIN_SHARE, MAX_SHARE = 0.08, 0.45
 HUGE_SHARE = 0.95
 STARTING = """\
 import time
@@ -82,7 +82,7 @@ def program(seed: int, folder: Path, asked: Asked | None = None) -> Program:
     extras: dict[str, dict[str, object]] = {}
     helpers: dict[str, str] = {}
     faults = [
-        _planted(draw, key, kind, shape, values, extras, helpers, asked)
+        _plant_fault(draw, key, kind, shape, values, extras, helpers, asked)
         for key, kind in zip(("a", "b"), kinds, strict=False)
     ]
     if len(faults) == 2 and faults[0].ranks == faults[1].ranks and faults[0].rules == faults[1].rules:
@@ -94,9 +94,9 @@ def program(seed: int, folder: Path, asked: Asked | None = None) -> Program:
         values[place] = values.get(place, "") + text
     files = files_of(str(shape["structure"]), str(shape["model"]), str(shape["data"]), values) | helpers
     lines = write(folder, files)
-    rounds = (LEAST_ROUNDS, MOST_ROUNDS) if kinds or drawn else (0, 0)
+    rounds = (MIN_ROUNDS, MAX_ROUNDS) if kinds or drawn else (0, 0)
     plan = {"extras": extras, "steps": 100, "seconds": RECORDED_S, "timed_s": TIMED_S, "rounds": rounds}
-    plan |= {"steady": all(KINDS[kind].steady for kind in kinds), "unsure_s": UNSURE_S}
+    plan |= {"steady": all(KINDS[kind].steady for kind in kinds), "unsure_s": MAX_UNSURE_S}
     (folder / "plan.json").write_text(json.dumps(plan, indent=1))
     tolerated = tuple({rule for kind in kinds for rule in KINDS[kind].tolerated})
     return Program(seed, world, shape, faults, lines, tolerated, asked.spawned)
@@ -147,7 +147,7 @@ def _shape(
     with_another = len(kinds) > 1 and any(kind.startswith("data") for kind in kinds)
     if shape["data"] == "own" or "contended" in kinds or with_another:
         shape["workers"] = 0
-    shape.setdefault("size", max(4, round(_size(**shape))))
+    shape.setdefault("size", max(4, round(_sample_size(**shape))))
     named = ("width", "depth", "batch", "workers", "parts", "size", "epochs")
     values = {name: str(shape[name]) for name in named} | {
         "kernel_s": f"{shape['step_ms'] / 3e3 / shape['batch']:.6f}",
@@ -169,7 +169,7 @@ def _shape(
     return values, shape
 
 
-def _size(*, model: str, step_ms: float, batch: int, width: int, depth: int, **_: object) -> float:
+def _sample_size(*, model: str, step_ms: float, batch: int, width: int, depth: int, **_: object) -> float:
     """Sample size of this model for a step of ``step_ms``."""
     if model == "mlp":
         return step_ms * 25e6 / (6 * (64 * width + depth * width**2) * batch)
@@ -180,7 +180,7 @@ def _size(*, model: str, step_ms: float, batch: int, width: int, depth: int, **_
     return 0
 
 
-def _planted(
+def _plant_fault(
     draw: random.Random,
     key: str,
     name: str,
@@ -197,7 +197,7 @@ def _planted(
         ranks = [0]
     extra: dict[str, object] = {
         "ranks": ranks,
-        "share": draw.uniform(LEAST_SHARE, MOST_SHARE),
+        "share": draw.uniform(MIN_SHARE, MAX_SHARE),
         "every": 1,
         "calls": 1,
         "workers": 0,
@@ -232,7 +232,7 @@ def _planted(
     chore = ""
     if name in ("rare", "checkpoint", "checkpoint-barrier", "now-and-then"):
         extra["every"] = draw.randint(8, 14)
-        extra["share"] = draw.uniform(LEAST_SHARE, MOST_SHARE / 2)
+        extra["share"] = draw.uniform(MIN_SHARE, MAX_SHARE / 2)
     if site in ("item", "collate"):
         extra["workers"] = shape["workers"]
         if shape["data"] == "own":
@@ -247,28 +247,28 @@ def _planted(
     if name == "checkpoint-barrier":  # all ranks reach the barrier, one of them late
         extra["ranks"] = None
     extra["unit"] = UNIT.get(snippet, snippet)
-    apart = (
+    in_helper = (
         name not in ("barrier", "checkpoint-barrier")
         and site in ("before", "after", "forward")
         and snippet != "bytes"
         and draw.random() < 0.5
     )
-    lines, need = plant(draw, key, snippet, helpers, apart)
+    lines, imports = plant(draw, key, snippet, helpers, in_helper)
     extra["site"] = site
     if asked.noted:
         lines = f'with noted("{key}"):\n{textwrap.indent(lines, "    ")}'
-        need += "from switch import noted\n"
+        imports += "from switch import noted\n"
     if site in texts.CAREFUL:
         of_class = texts.CAREFUL[site].replace("@{optimizer}", values["optimizer"])
         careful = fill(of_class, {"lines": lines})
         helpers["careful.py"] = f"{HELPER_HEAD}from switch import amount\n\n\n{careful}"
-        lines, need = "hidden = careful.Careful.apply(hidden)\n", "import careful\n"
+        lines, imports = "hidden = careful.Careful.apply(hidden)\n", "import careful\n"
         if site == "optimizer":
             lines = ""
             values["optimizers"] = "optimizers = [careful.Careful(model.parameters(), lr=0.001)]\n"
         site = "forward"
     values[site] = values.get(site, "") + lines + chore
-    values["imports"] += need
+    values["imports"] += imports
     if site == "forward":
         values["imports"] += "import json\nimport time\nfrom switch import amount\n"
     extras[key] = extra

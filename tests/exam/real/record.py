@@ -19,14 +19,14 @@ from tests.exam.planted import Case, Fault
 from . import twin
 from .draw import Program, program
 from .kinds import KINDS, Asked
-from .twin import block_ms, error_ms, is_sure, saved_ms
+from .twin import block_ms, differences_ms, error_ms, is_sure
 
 REPOSITORY = Path(__file__).parents[3]
 RUN = "run"
 NOTHING: Mapping[str, str] = MappingProxyType({})
 JOB_S = 300
-LEAST_PRICE_SHARE = 0.04
-MOST_NOISE = 0.25
+MIN_PRICE_SHARE = 0.04
+MAX_NOISE = 0.25
 
 
 def record(seed: int, folder: Path, asked: Asked | None = None, trap: str = "") -> Case:
@@ -54,12 +54,12 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
     faults, doubts = [], []
     for each in drawn.faults:
         without = blocks[f"without {each.key}"]
-        saved = saved_ms(blocks["all"], without)
+        saved = differences_ms(blocks["all"], without)
         price, error = median(saved), error_ms(saved)
         alone = None
         if several:
             (rest,) = (other.key for other in drawn.faults if other is not each)
-            alone = median(saved_ms(blocks[f"without {rest}"], blocks["none"]))
+            alone = median(differences_ms(blocks[f"without {rest}"], blocks["none"]))
         doubt = _doubt(price, error, step_ms, price if alone is None else alone)
         if doubt is None and not (KINDS[each.kind].priced and is_sure(saved, step_ms)):
             doubt = "noisy"
@@ -72,7 +72,7 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
         ranks = None if each.ranks is None else tuple(each.ranks)
         faults.append(Fault(each.kind, each.rules, ranks, price, tuple(lines), alone_ms=alone))
     shape = {**drawn.shape, "base_ms": timed["base_ms"], "load": load}
-    joint = median(saved_ms(blocks["all"], blocks["none"])) if several else None
+    joint = median(differences_ms(blocks["all"], blocks["none"])) if several else None
     planted = (tuple(faults), drawn.tolerated, shape, tuple(doubts))
     return Case(drawn.seed, "real", step_ms, *planted, joint_ms=joint)
 
@@ -82,10 +82,10 @@ def _doubt(price: float, error: float, step_ms: float, alone: float) -> str | No
 
     Another fault can hide it but not increase its cost, so a price above the cost alone indicates noise.
     """
-    least = LEAST_PRICE_SHARE * step_ms
-    if price - error < least:
-        return "cheap" if price + error < 2 * least else "unclear"
-    return "noisy" if error > MOST_NOISE * price or price - alone > MOST_NOISE * price else None
+    min_price = MIN_PRICE_SHARE * step_ms
+    if price - error < min_price:
+        return "cheap" if price + error < 2 * min_price else "unclear"
+    return "noisy" if error > MAX_NOISE * price or price - alone > MAX_NOISE * price else None
 
 
 def environment() -> dict[str, str]:

@@ -22,7 +22,7 @@ from .record import JOB_S, NOTHING, REPOSITORY, environment, recorded
 from .record import RUN as RUN
 
 JOB = REPOSITORY / "tests" / "jobs" / "restarting_ddp.py"
-HOWS = ("code", "raise", "kill", "hang", "abort", "lock")
+ENDS = ("code", "raise", "kill", "hang", "abort", "lock")
 ALL = -1
 """Rank of an end on all ranks."""
 EARLY = "early"
@@ -41,7 +41,7 @@ def drawn(seed: int) -> Plan:
     for number in range(draw.choice((0, 1, 1, 1, 2, 2, 3))):
         anywhere, after_saving = draw.randrange(done, steps), min(done + every, steps - 1)
         step = draw.choice((anywhere, anywhere, after_saving))
-        how = draw.choice((*HOWS, EARLY) if number else HOWS)
+        how = draw.choice((*ENDS, EARLY) if number else ENDS)
         code = 0 if draw.random() < 0.2 else draw.randrange(2, 100)
         who = ALL if how == "raise" and draw.random() < 0.3 else draw.randrange(world)
         ends.append({"step": step, "rank": who, "how": how, "code": code})
@@ -109,7 +109,7 @@ def _ends_of_ranks(process: subprocess.Popen[bytes], job: Path) -> dict[int, int
     while process.poll() is None:
         if time.monotonic() > until_s:
             raise TimeoutError(f"the job did not end within {JOB_S} s, see {job}/output.txt")
-        pids.update(each["pid"] for each in noted(job) if each["what"] == "started")
+        pids.update(each["pid"] for each in records(job) if each["what"] == "started")
         gone_ns |= {pid: time.time_ns() for pid in pids - gone_ns.keys() if not _runs(pid)}
         time.sleep(POLL_S)
     return gone_ns | {pid: time.time_ns() for pid in pids - gone_ns.keys()}
@@ -122,7 +122,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def noted(job: Path) -> list[dict[str, Any]]:
+def records(job: Path) -> list[dict[str, Any]]:
     """The records of all ranks, with ``rank``, sorted by time."""
     found = [
         {"rank": int(file.stem.partition("-")[2]), **json.loads(line)}
@@ -138,7 +138,7 @@ def attempts_of(job: Path, gone_ns: Mapping[int, int]) -> list[dict[str, Any]]:
     number of attempts without a process group ``before`` it, and times in epoch ns."""
     found: list[dict[str, Any]] = []
     early = 0
-    for each in noted(job):
+    for each in records(job):
         if each["what"] == "started":
             if each["attempt"] == len(found):
                 begun = {"first": each["done"], "done": each["done"], "steps_ns": {}, "pids": []}

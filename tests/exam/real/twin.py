@@ -45,9 +45,9 @@ def _rank(job: Path, rank: int, world: int) -> None:
     runpy.run_path("twin.py", run_name="__main__")
 
 
-MOST_WIDTH = 0.1
+MAX_INTERVAL_SHARE = 0.1
 """Maximum width of the 90 % interval of a price, as a share of the step. A wider one is too uncertain to compare a price with."""
-MEDIANS_ERROR = 1.25
+MEDIAN_ERROR_FACTOR = 1.25
 """Standard error of a median relative to that of the mean. Half the range would grow with the number of rounds."""
 _NORMAL = NormalDist().inv_cdf(0.95)
 
@@ -59,14 +59,14 @@ def block_ms(values: Sequence[float], steady: bool) -> float:
     return sum(kept) / len(kept)
 
 
-def saved_ms(dear: Sequence[float], cheap: Sequence[float]) -> list[float]:
+def differences_ms(dear: Sequence[float], cheap: Sequence[float]) -> list[float]:
     """Differences between the rounds of two variants."""
     return [a - b for a, b in zip(dear, cheap, strict=True)]
 
 
 def error_ms(saved: Sequence[float]) -> float:
     """Standard error of the median of ``saved``."""
-    return MEDIANS_ERROR * stdev(saved) / len(saved) ** 0.5
+    return MEDIAN_ERROR_FACTOR * stdev(saved) / len(saved) ** 0.5
 
 
 def is_sure(saved: Sequence[float], step_ms: float) -> bool:
@@ -74,14 +74,14 @@ def is_sure(saved: Sequence[float], step_ms: float) -> bool:
     freedom = len(saved) - 1
     # Quantile of Student's t distribution, by the first terms of its expansion around the normal quantile.
     quantile = _NORMAL + (_NORMAL**3 + _NORMAL) / (4 * freedom)
-    return 2 * quantile * error_ms(saved) <= MOST_WIDTH * step_ms
+    return 2 * quantile * error_ms(saved) <= MAX_INTERVAL_SHARE * step_ms
 
 
 def all_sure(blocks: Mapping[str, Sequence[Sequence[float]]], steady: bool) -> bool:
     """Whether the price of each fault is sure. ``blocks``: step times of each round by variant, as in ``twin.json``."""
     means = {name: [block_ms(block, steady) for block in rounds] for name, rounds in blocks.items()}
     return all(
-        is_sure(saved_ms(means["all"], means[name]), median(means["all"]))
+        is_sure(differences_ms(means["all"], means[name]), median(means["all"]))
         for name in means
         if name.startswith("without ")
     )

@@ -22,10 +22,10 @@ from .record import JOB_S, busy_s, load_between, run
 
 STEPS = 399
 """Steps of the recorded run; a multiple of three for programs of three epochs."""
-HOWS = ("always", "every n-th", "since", "until", "growing", "once", "twice")
+PATTERNS = ("always", "every n-th", "since", "until", "growing", "once", "twice")
 WORK = {"data": "data", "forward": "compute", "checkpoint": "checkpoint"}
 """Kind of work by the first word of the kind of fault; all others are host work."""
-WHAT = tuple(
+KINDS_OF_WORK = tuple(
     kind
     for kind in KINDS
     if kind.split("-")[0] in ("data", "host", "wait", "gap", "forward") and KINDS[kind].weight
@@ -37,8 +37,8 @@ def record(seed: int, folder: Path) -> Case:
     if folder.exists():
         shutil.rmtree(folder)
     job, draw = folder / "job", random.Random(f"exam when {seed}")
-    how = "" if draw.random() < HEALTHY_SHARE else draw.choice(HOWS)
-    kinds = (*WHAT, "checkpoint") if how == "every n-th" else WHAT
+    how = "" if draw.random() < HEALTHY_SHARE else draw.choice(PATTERNS)
+    kinds = (*KINDS_OF_WORK, "checkpoint") if how == "every n-th" else KINDS_OF_WORK
     # Paced, so that a busy machine hardly changes the step time.
     shape: Shape = {"model": "accelerator", "workers": 0, "parts": 1, "step_ms": draw.uniform(8, 16)}
     drawn = program(seed, job, Asked(draw.choice(kinds) if how else "", shape, noted=True))
@@ -68,15 +68,15 @@ def schedule(draw: random.Random, how: str, unit_s: float) -> tuple[int | None, 
     every = draw.randint(4, 30) if how == "every n-th" else None
     at = draw.randrange(STEPS // 4, 3 * STEPS // 4)
     pauses = draw.sample(range(STEPS // 10, STEPS - 5, 20), 2 if how == "twice" else 1)
-    much = draw.uniform(0.4, 1.5)
+    amount = draw.uniform(0.4, 1.5)
     amounts = {
-        "always": lambda step: much,
-        "every n-th": lambda step: 5 * much if step % (every or 1) == at % (every or 1) else 0,
-        "since": lambda step: much if step >= at else 0,
-        "until": lambda step: much if step < at else 0,
-        "growing": lambda step: 2 * much * step / STEPS,
-        "once": lambda step: 2 * much / unit_s if step in pauses else 0,
-        "twice": lambda step: 2 * much / unit_s if step in pauses else 0,
+        "always": lambda step: amount,
+        "every n-th": lambda step: 5 * amount if step % (every or 1) == at % (every or 1) else 0,
+        "since": lambda step: amount if step >= at else 0,
+        "until": lambda step: amount if step < at else 0,
+        "growing": lambda step: 2 * amount * step / STEPS,
+        "once": lambda step: 2 * amount / unit_s if step in pauses else 0,
+        "twice": lambda step: 2 * amount / unit_s if step in pauses else 0,
     }
     return every, [amounts[how](step) for step in range(STEPS)]
 
