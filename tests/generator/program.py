@@ -57,10 +57,10 @@ class RankProgram:
             self._load(step, micro)
             if micro == 0:
                 self._zero_grad(step)
-                self._extra("kernels_before_forward", step)
+                self._extra_kernels("kernels_before_forward", step)
             yield from self._forward(step, micro)
             if micro == 0:
-                self._extra("kernels_before_backward", step)
+                self._extra_kernels("kernels_before_backward", step)
             synchronised = micro == config.accumulation - 1 or not config.no_sync
             yield from self._backward(step, micro, synchronised)
         if config.reads_last_step and self.last_end_us is not None:
@@ -125,14 +125,14 @@ class RankProgram:
         gaps = self.effects.gaps("host_gap_forward", rank, step, kernels)
         pauses = list(self.effects.acting("gc_pause", rank, step))
         pause_at = int(self.noise.uniform("gc", rank, step) * kernels)
-        items = self._spread("device_sync_item", step, kernels)
+        items = self._evenly_spaced("device_sync_item", step, kernels)
         total_us = config.forward_us + self.effects.added_us("slow_forward", rank, step) / config.accumulation
         run = self._kernels("forward", kernels, total_us, step, micro)
         with self.machine.seen("fwd", m=0, w=2), self.machine.phase("DistributedDataParallel.forward"):
             self.machine.work(40.0)
             for index, launch in enumerate(run):
                 if micro == 0:
-                    self._gap(gaps.get(index, []))
+                    self._host_gaps(gaps.get(index, []))
                     if index == pause_at and pauses:
                         with self.machine.seen("gc", g=2):
                             self.machine.work(sum(plant.ms for plant in pauses) * 1000.0)
@@ -155,7 +155,7 @@ class RankProgram:
         machine.thread = machine.backward_thread
         for index, launch in enumerate(run):
             if micro == config.accumulation - 1:
-                self._gap(gaps.get(index, []))
+                self._host_gaps(gaps.get(index, []))
             launch()
             yield from self._tensor_parallel(index, kernels, step, micro)
             while len(buckets) < len(ready_after) and ready_after[len(buckets)] <= index:
@@ -229,7 +229,7 @@ class RankProgram:
 
     def _end_of_step(self, step: int) -> None:
         rank, machine = self.machine.rank, self.machine
-        self._extra("kernels_after_optimizer", step)
+        self._extra_kernels("kernels_after_optimizer", step)
         machine.work(self.effects.added_us("host_work_end_of_step", rank, step))
         for plant in self.effects.acting("checkpoint", rank, step):
             self._checkpoint(plant)

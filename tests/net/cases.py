@@ -21,7 +21,7 @@ RUNS = Path(__file__).parent / "runs"
 
 @dataclass(frozen=True)
 class Group:
-    """Cases of one origin. ``lay_out(name, folder)`` returns the path to analyse; it may write to ``folder``."""
+    """Cases of one origin. ``make(name, folder)`` returns the path to analyse; it may write to ``folder``."""
 
     names: Callable[[], list[str]]
     make: Callable[[str, Path], Path]

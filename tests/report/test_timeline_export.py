@@ -176,7 +176,7 @@ def test_cutting_keeps_events_of_the_chosen_steps():
 
 def test_long_runs_are_cut_to_neighbouring_steps_from_the_middle():
     assert fitting_steps(tables(100)) is None
-    first, last = fitting_steps(tables(100), most=100)
+    first, last = fitting_steps(tables(100), max_slices=100)
     assert 40 < first < last < 60
     cut = cut_steps(tables(100), first, last)
     assert sum(map(len, cut.values())) <= 100
