@@ -23,6 +23,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 STEP_S = 0.02
+SETTLED_S = 5.0
+"""From the first step to the first reading: imports and the first samples are over."""
 CALLS = 20_000
 _TICK_US = 1e6 / os.sysconf("SC_CLK_TCK")
 
@@ -63,26 +65,38 @@ def launch(folder: Path, ranks: int, seconds: float) -> None:
     )
     while not (folder / "steps").exists() and process.poll() is None:
         time.sleep(0.1)
-    pid = hang_monitor_of(process.pid)
-    before = cpu_us(pid)
-    time.sleep(seconds * 0.9)
-    spent = cpu_us(pid) - before
-    _, said = process.communicate()
+    time.sleep(SETTLED_S)
+    ours = own_processes(process.pid)
+    before = {pid: cpu_us(pid) for pid in ours}
+    time.sleep(seconds * 0.9 - SETTLED_S)
+    measured_s = seconds * 0.9 - SETTLED_S
+    spent = {ours[pid]: (cpu_us(pid) - before[pid]) / measured_s for pid in ours}
+    _, errors = process.communicate()
     if process.returncode:
-        sys.exit(said)
-    print(
-        f"{'hang monitor, each rank, while steps are taken':<52} {spent / ranks / (seconds * 0.9):8.0f} us/s"
-    )
+        sys.exit(errors)
+    for name, us_per_s in spent.items():
+        print(f"{name + ', while steps are taken':<52} {us_per_s:8.0f} us/s")
+    whole = sum(spent.values())
+    print(f"{f'all processes beside {ranks} ranks':<52} {whole:8.0f} us/s, {whole / 1e4:.2f} % of a core")
 
 
-def hang_monitor_of(launcher: int) -> int:
-    """The child of the launcher that watches for hangs."""
-    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
-        if any(
-            str(handle.readlink()).endswith("/sentinel") for handle in Path(f"/proc/{child}/fd").iterdir()
-        ):
-            return int(child)
-    sys.exit("nobody watches")
+def own_processes(launcher: int) -> dict[int, str]:
+    """The launcher and its children, without the job: process id -> name."""
+    names = {launcher: "launcher"}
+    waiting = [launcher]
+    while waiting:
+        pid = waiting.pop()
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            if "torch.distributed.run" in Path(f"/proc/{child}/cmdline").read_text():
+                continue
+            handles = [str(handle.readlink()) for handle in Path(f"/proc/{child}/fd").iterdir()]
+            locks = {HANG_MONITOR: "hang monitor", STORAGE: "storage process, with host samples"}
+            held = (
+                what for lock, what in locks.items() if any(each.endswith(f"/{lock}") for each in handles)
+            )
+            names[int(child)] = next(held, f"process {len(names)}")
+            waiting.append(int(child))
+    return names
 
 
 def cpu_us(pid: int) -> float:

@@ -5,9 +5,9 @@ immutable and the only input of the next::
 
     paths ─► load ─► Inputs ─► prepare ─► PreparedJob (with windows) ─► measure ─► MeasuredJob ─► build_diagnosis ─► Diagnosis
 
-``inputs`` has load, ``driver`` prepare and measure, ``job`` what is known of the job itself, ``build`` build_diagnosis. A table of
+``inputs`` has load, ``driver`` prepare and measure, ``job`` the properties of the job itself, ``build`` build_diagnosis. A table of
 operations (Parquet) is measured separately into a MeasuredJob. Notes keep their codes up to the Diagnosis, which
-has their text only.
+has only their text.
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ if TYPE_CHECKING:
     from .dataframes import Frames, frames
 
 
-# They import polars, which takes longer than analysing a small trace.
+# dataframes imports polars, which takes longer than analysing a small trace.
 __getattr__ = deferred(__name__, {"dataframes": "Frames frames"})

@@ -37,7 +37,7 @@ from .inputs import Options, merge_notes
 
 
 class MeasuredJob(msgspec.Struct, frozen=True):
-    """The measurements of a job: the facts for rules, and from ``standing`` on the data that only reports show."""
+    """The measurements of a job. ``facts`` are for rules; fields from ``standing`` on are data that only reports show."""
 
     source: list[str]
     facts: Facts
@@ -47,7 +47,7 @@ class MeasuredJob(msgspec.Struct, frozen=True):
     notes: list[Note]
     job: Job
     truncated: str | None = None
-    """Clause that says which traces are truncated, if all are that were measured; None otherwise."""
+    """Clause on truncated traces if all measured traces are truncated; None otherwise."""
     termination: str | None = None
     """Sentence, without full stop, on how the job was ended from outside; None if it was not."""
     standing: list[Standing] = msgspec.field(default_factory=list)
@@ -60,7 +60,7 @@ _NONE_IN_DUMPS = "Cannot tell: the flight recorder dumps show no rank that other
 
 
 def _undecided(hang: HangFacts) -> str:
-    """The verdict on a job of which no steps were recorded and no hang is known."""
+    """The verdict on a job without recorded steps and without a known hang."""
     if hang.undecided is not None:
         return f"Cannot tell for which rank the others wait: {hang.undecided}."
     return _NONE_IN_DUMPS if hang.only_dumps else _NO_LATE_RANK
@@ -134,7 +134,7 @@ def build_diagnosis(measured: MeasuredJob, options: Options) -> Diagnosis:
 
 
 def _headline_first(findings: Sequence[Finding], rule: str | None) -> list[Finding]:
-    """``findings`` by cost, but those of the verdict's ``rule`` first, unless they are effects of another one."""
+    """``findings`` by cost, with those of the verdict's ``rule`` first, unless they are effects of another one."""
     return sorted(findings, key=lambda finding: finding.rule != rule or finding.caused_by is not None)
 
 
@@ -143,7 +143,7 @@ def _rules_note(what: str, rules: Sequence[str]) -> str:
 
 
 def with_trials(diagnosis: Diagnosis, runs: Sequence[RunDirectory]) -> Diagnosis:
-    """The diagnosis with the results in the first of ``runs``; a file that cannot be read becomes a note."""
+    """The diagnosis with the trial results of the first of ``runs``. An unreadable file becomes a note."""
     try:
         return replace(diagnosis, tried=read_trials(Path(runs[0].path) / TRIALS_FILE)) if runs else diagnosis
     except FileNotFoundError:

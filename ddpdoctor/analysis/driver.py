@@ -44,33 +44,33 @@ from .job import attempt_records, job_of, launches_by_host, termination_summary
 from .source_text import with_repository, with_source_text
 
 _MOST_OTHERS = 7
-"""Attempts, and trainings, that are diagnosed besides the measured one."""
-_OTHERS_S = 20.0
-"""Seconds after which no further one of these is diagnosed."""
+"""Most attempts or trainings that are diagnosed besides the measured one."""
+_MAX_OTHERS_S = 20.0
+"""Seconds after which no further one is diagnosed."""
 _MAX_ERROR_TEXT = 200
 """Most characters of an error's text in a note."""
 
 
 class PreparedJob(msgspec.Struct, frozen=True):
-    """Result of :func:`prepare`: ``logs`` are the step logs with steps, ``windows`` the profiler windows, both sorted by rank; where the
-    processes take several trainings, those of one."""
+    """Result of :func:`prepare`. ``logs``: the step logs with steps; ``windows``: the profiler windows; both sorted by rank. If there are
+    several trainings, both are of one training."""
 
     paths: list[str]
     inputs: Inputs
     logs: list[RankLog]
     windows: list[Window]
     stopped: StopVerdict
-    """Whether and how the job stopped."""
+    """Whether and why the job stopped."""
     trainings: list[Training] = []
-    """All of them; [] for a single one."""
+    """All trainings; [] if there is only one."""
     training: int | None = None
-    """Number of the one that ``logs`` and ``windows`` are of."""
+    """Number of the training of ``logs`` and ``windows``."""
 
 
 def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagnosis:
     """Diagnose run directories, profiler traces, or a table of operations (Parquet).
 
-    Several run directories are joined: they are of the hosts of one job that wrote to separate folders. Raises UnusableInput if
+    Several run directories are joined; they must be of one job whose hosts recorded to separate folders. Raises UnusableInput if
     nothing can be analysed; other missing or damaged data become notes.
     """
     chosen = options or Options()
@@ -82,7 +82,7 @@ def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagn
 
 
 def analyze_or_read(paths: Sequence[str], options: Callable[[], Options]) -> Diagnosis:
-    """Like :func:`analyze`, but a single path of a ``diagnosis.json`` or report is read instead, and ``options`` is not called.
+    """Like :func:`analyze`, but if the single path is a ``diagnosis.json`` or report, it is read instead, and ``options`` is not called.
     Raises DdpDoctorError."""
     if len(paths) == 1 and holds_diagnosis(Path(paths[0])):
         return read_diagnosis(Path(paths[0]))
@@ -115,7 +115,7 @@ def prepare(paths: Sequence[str], options: Options) -> PreparedJob:
 
 
 def _chosen_training(trainings: Sequence[Training], number: int | None) -> Training | None:
-    """The training with this ``number``, or else the longest one in which the ranks synchronise; None for a single one. Raises
+    """The training with this ``number``, or else the longest one in which the ranks synchronise; None if there is only one. Raises
     UnusableInput."""
     if number is not None and not 1 <= number <= max(len(trainings), 1):
         has = words.count(max(len(trainings), 1), "training")
@@ -128,7 +128,7 @@ def _chosen_training(trainings: Sequence[Training], number: int | None) -> Train
 
 
 def _find_stop(inputs: Inputs) -> StopVerdict:
-    """Whether and how the job stopped. An error in this analysis becomes a note, so that it does not prevent the diagnosis."""
+    """Whether and why the job stopped. An error in this analysis becomes a note, so that it does not prevent the diagnosis."""
     try:
         return _stop_verdict(inputs)
     except Exception as error:  # reads files of a failed job, which may contain anything
@@ -136,7 +136,7 @@ def _find_stop(inputs: Inputs) -> StopVerdict:
 
 
 def _stop_verdict(inputs: Inputs) -> StopVerdict:
-    """From the run's own records; from flight recorder dumps if those do not explain the stop."""
+    """The verdict from the run's own records, or from flight recorder dumps if those do not explain the stop."""
     if not inputs.runs:
         return stall.of_dumps(inputs.dumps) if inputs.dumps.files else StopVerdict()
     notes: list[Note] = []
@@ -159,9 +159,11 @@ def conclude(prepared: PreparedJob, options: Options) -> Diagnosis:
     run = measured.facts.run
     has_choice = options.training is not None or options.attempt is not None
     if attempts:
-        run = with_first_findings(run, {} if has_choice else _of_other_attempts(prepared, attempts, options))
+        run = with_first_findings(
+            run, {} if has_choice else _findings_of_other_attempts(prepared, attempts, options)
+        )
     if prepared.training is not None:
-        others = {} if has_choice else _of_other_trainings(prepared, options)
+        others = {} if has_choice else _findings_of_other_trainings(prepared, options)
         run = with_trainings(run, prepared.trainings, prepared.training, others)
     measured = replace(measured, facts=replace(measured.facts, run=run))
     diagnosis = with_trials(build_diagnosis(measured, options), prepared.inputs.runs)
@@ -171,7 +173,7 @@ def conclude(prepared: PreparedJob, options: Options) -> Diagnosis:
     return with_source_text(diagnosis, [run.path for run in prepared.inputs.runs])
 
 
-def _of_other_trainings(prepared: PreparedJob, options: Options) -> dict[int, str]:
+def _findings_of_other_trainings(prepared: PreparedJob, options: Options) -> dict[int, str]:
     """The first findings of the trainings that are not measured, see :func:`_first_findings`."""
 
     def alone(training: Training) -> PreparedJob:
@@ -183,7 +185,7 @@ def _of_other_trainings(prepared: PreparedJob, options: Options) -> dict[int, st
     return _first_findings({each.number: partial(alone, each) for each in others}, options)
 
 
-def _of_other_attempts(
+def _findings_of_other_attempts(
     prepared: PreparedJob, attempts: Sequence[AttemptRecord], options: Options
 ) -> dict[int, str]:
     """The first findings of the attempts that are not measured, see :func:`_first_findings`."""
@@ -197,20 +199,20 @@ def _of_other_attempts(
 
 
 def _first_findings(others: Mapping[int, Callable[[], PreparedJob]], options: Options) -> dict[int, str]:
-    """By number of an attempt or training, the rule of the first finding in a diagnosis of it alone, "" without one; of the first few of
-    ``others``, which are prepared one after the other."""
+    """Number of an attempt or training → rule of the first finding when it is diagnosed alone; "" if there is none. Only the first few of
+    ``others`` are prepared and diagnosed."""
     found: dict[int, str] = {}
     begun_s = time.monotonic()
     options = replace(options, hta=False, progress=no_progress)
     for number, prepared in list(others.items())[:_MOST_OTHERS]:
-        if time.monotonic() - begun_s > _OTHERS_S:
+        if time.monotonic() - begun_s > _MAX_OTHERS_S:
             break
         try:
             measured = _measure(replace(prepared(), stopped=StopVerdict()), [], options)
             findings = build_diagnosis(measured, options).findings
             found[number] = findings[0].rule if findings else ""
         except Exception:
-            continue  # a table's cell is not worth the report
+            continue  # only a cell of a table is missing
     return found
 
 
@@ -218,7 +220,7 @@ def windows_of(
     traces: Sequence[RankTrace], own: Sequence[RankLog], progress: Progress = no_progress
 ) -> list[Window]:
     """The profiler window of each trace. Its steps come from the ranks' step logs, which are more reliable than step markers in
-    traces. If a rank has no log, all use the markers: collectives of windows with different starts cannot be matched well."""
+    traces. If any rank has no log, all use the markers: collectives of windows with different starts cannot be matched well."""
     logs: dict[int | None, RankLog] = {log.rank: log for log in own if log.steps}
     traces = [trace for trace in traces if is_of_training(trace, logs.get(trace.meta.rank))]
     by_logs = all(trace.meta.rank in logs for trace in traces)
@@ -303,7 +305,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _truncated(measured: bool, windows: Sequence[Window]) -> str | None:
-    """See :attr:`.MeasuredJob.truncated`; ``measured``: whether causes are measured by these windows."""
+    """See :attr:`.MeasuredJob.truncated`. ``measured``: whether these windows are used to measure causes."""
     if not measured or any(window.trace.meta.truncated is None for window in windows):
         return None
     first, many = windows[0].trace.meta, len(windows) > 1
@@ -312,7 +314,7 @@ def _truncated(measured: bool, windows: Sequence[Window]) -> str | None:
 
 
 def _measure_end(prepared: PreparedJob) -> MeasuredJob:
-    """For a job of which only the end is known: no steps were recorded."""
+    """Measures a job without recorded steps, of which only the end is known."""
     inputs, stopped = prepared.inputs, prepared.stopped
     manifest = launch_of_starts(inputs.starts)
     ranks = [each.rank for each in inputs.dumps.recordings] or [log.rank for log in inputs.logs]
@@ -361,7 +363,7 @@ def _measure_operations(paths: Sequence[str], tables: Sequence[str]) -> Measured
 
 
 def steps_of_profiler_window(trace: RankTrace, steps: Sequence[Step]) -> list[Step]:
-    """The steps of the profiler window closest to the trace's events; empty for an empty trace."""
+    """The steps of the profiler window closest to the trace's events; [] for an empty trace."""
     if not trace.size:
         return []
     windows: list[list[Step]] = []
@@ -375,14 +377,14 @@ def steps_of_profiler_window(trace: RankTrace, steps: Sequence[Step]) -> list[St
     median_ns = int(np.median(trace.start_ns))
 
     def distance_ns(window: Sequence[Step]) -> int:
-        # Wall-clock times, like those of the trace.
+        # Wall-clock times, as in the trace.
         return max(window[0].recorded_ns[0] - median_ns, median_ns - window[-1].recorded_ns[1], 0)
 
     return min(windows, key=distance_ns)
 
 
 def is_of_training(trace: RankTrace, log: RankLog | None) -> bool:
-    """Whether a trace may be of the steps of its rank's ``log``: always, unless they are one training of several."""
+    """Whether a trace may be of the steps of its rank's ``log``. This is always true if there is only one training."""
     if log is None or not trace.size or not (log.follows_training or log.later_trainings_end_ns):
         return True
     return log.steps[0].recorded_ns[0] <= int(np.median(trace.start_ns)) <= log.steps[-1].recorded_ns[1]

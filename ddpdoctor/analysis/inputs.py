@@ -1,4 +1,4 @@
-"""Reads everything at the given paths: run directories with step logs and telemetry, profiler traces, flight recorder dumps."""
+"""Reads all input at the given paths: run directories with step logs and telemetry, profiler traces, flight recorder dumps."""
 
 from __future__ import annotations
 
@@ -58,35 +58,35 @@ class Options(msgspec.Struct, frozen=True):
 
     rules: Sequence[Path | str] = ()
     loaded_rules: RuleSet | None = None
-    """Rules that the caller has loaded already; ``rules`` is then ignored."""
+    """Rules that the caller has already loaded; ``rules`` is then ignored."""
     thresholds: Mapping[str, Mapping[str, float]] = msgspec.field(default_factory=dict)
     suppressed: Collection[str] = ()
     suppressed_by: str = ""
-    """File in which the rules are suppressed, for the note."""
+    """File that suppresses the rules, for the note."""
     jobs: int | None = None
     cache: bool = True
     engine: str | None = None
-    """Engine that reads traces, see :func:`ddpdoctor.trace.clusters.open_engine`; None: processes of this machine."""
+    """Engine that reads traces, see :func:`ddpdoctor.trace.clusters.open_engine`; None: local processes."""
     job: int | None = None
-    """Number of the job to analyse, as the error message lists them; None: there must be only one."""
+    """Number of the job to analyse, as listed in the error message; None: there must be only one."""
     window: int | None = None
     """Number, from 1, of a profiler window requested with ``ddpdoctor capture``; None: the run's first window."""
     attempt: int | None = None
     """Number, from 1, of the attempt of a restarted run whose steps to measure; None: the one with the most steps."""
     training: int | None = None
-    """Number, from 1, of the training to measure, where the same processes take several one after the other; None: the longest one."""
+    """Number, from 1, of the training to measure if the same processes take several; None: the longest one."""
     hta: bool = False
     source_text: bool = True
     """Whether findings include the text of their source lines, if the files are present and unchanged."""
     progress: Progress = no_progress
-    """Called at the start of each stage and with the share of it that is done."""
+    """Called at the start of each stage and with its completed share."""
 
 
 class Inputs(msgspec.Struct, frozen=True):
     """All data that were read, sorted by rank."""
 
     starts: list[list[RunDirectory]]
-    """The run directories by start of the job, in order; [] without any."""
+    """The run directories by start of the job, in order; [] if there are none."""
     logs: Sequence[RankLog]
     traces: list[RankTrace]
     telemetry: dict[str, Telemetry]
@@ -123,12 +123,12 @@ def expand_run_directories(paths: Sequence[str]) -> tuple[list[str], list[str]]:
                 f"{path} holds {len(below)} recorded runs, not of one job: name one of them, such as {newest}, the newest."
             )
         expanded += below or [path]
-        notes += closed_folders(errors) if below else []  # else find_traces reports them
+        notes += closed_folders(errors) if below else []  # otherwise find_traces reports them
     return expanded, notes
 
 
 def _are_of_one_job(runs: Sequence[str]) -> bool:
-    """Whether all ranks have the same job id and world size, and each is in only one of ``runs``, or these are starts of one job."""
+    """Whether ``runs`` are starts of one job, or all ranks have the same job id and world size and each is in only one of ``runs``."""
     opened = [RunDirectory.open(run) for run in runs]
     if len(starts_of(opened)) > 1:
         return True
@@ -138,7 +138,7 @@ def _are_of_one_job(runs: Sequence[str]) -> bool:
 
 
 def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) -> Inputs:
-    """Read everything at the paths. ``skipped``: notes of :func:`expand_run_directories`. Raises UnusableInput if there are traces
+    """Read all input at the paths. ``skipped``: notes of :func:`expand_run_directories`. Raises UnusableInput if there are traces
     and none can be read."""
     folders = [path for path in paths if is_run_directory(path)]
     recorded_at = set(folders)
@@ -150,9 +150,9 @@ def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) ->
     traces, trace_notes = _read_traces(
         runs, [path for path in others if path not in dumps.files], options, dumps, below
     )
-    whole = [trace for trace in traces if trace.meta.truncated is None]
-    # All traces, if nothing else would be left to measure.
-    measured = whole if whole or any(run.logs for run in runs) else traces
+    complete = [trace for trace in traces if trace.meta.truncated is None]
+    # Truncated traces are only used if there is nothing else to measure.
+    measured = complete if complete or any(run.logs for run in runs) else traces
     if len(measured) < len(traces):
         left_out = words.count(len(traces) - len(measured), "truncated trace")
         trace_notes.insert(
@@ -192,7 +192,7 @@ def _missing_rank_notes(runs: Sequence[_Run], logs: Sequence[RankLog]) -> list[N
 
 
 def _no_rank_notes(runs: Sequence[RunDirectory]) -> list[Note]:
-    """A note on each of ``runs`` without a recording, where others have some."""
+    """A note on each of ``runs`` without a recording, if others have one."""
     if not any(run.recordings for run in runs):
         return []
     return [
@@ -206,12 +206,12 @@ def _no_rank_notes(runs: Sequence[RunDirectory]) -> list[Note]:
 
 
 def missing_ranks(world: int, known: Collection[int]) -> list[int]:
-    """Of so many ranks those that are not ``known``, as far as they are listed."""
+    """Ranks of a job with ``world`` ranks that are not ``known``, at most ``_MAX_MISSING_RANKS``."""
     return list(islice((rank for rank in range(world) if rank not in known), _MAX_MISSING_RANKS))
 
 
 def merge_notes(notes: Sequence[Note]) -> list[Note]:
-    """``notes`` with equal ones on several ranks, or on their files, merged into one that lists the ranks."""
+    """``notes``, with equal ones on several ranks or their files merged into one that lists the ranks."""
     same: dict[str, dict[int, Note]] = {}
     for note in notes:
         sentence, rank = _split_rank(note.text)
@@ -264,7 +264,7 @@ def no_data_reason(paths: Sequence[str], inputs: Inputs) -> str:
 
 
 def provisional_notes(inputs: Inputs, end: str | None) -> list[Note]:
-    """A note that the job may take further steps; none if its ``end`` is known, see
+    """A note that the job may take further steps; [] if its ``end`` is known, see
     :class:`~ddpdoctor.diagnose.diagnosis.Job`."""
     finished = max((log.steps[-1].number + 1 for log in inputs.logs if log.steps), default=0)
     steps = words.count(finished, "step")
@@ -281,7 +281,7 @@ _RUNNING = {
     True: "its job is running, and has not finished a step yet. `ddpdoctor watch {run}` shows its steps as they end, `ddpdoctor stacks "
     "{run}` where its ranks are now",
 }
-"""By whether a rank was recorded."""
+"""Key: whether a rank was recorded."""
 
 
 def is_running_here(run: RunDirectory) -> bool:
@@ -307,7 +307,7 @@ def _no_such_window(runs: Sequence[_Run], number: int) -> str:
 def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
     unsaved = {folder: recover(folder) for folder in folders}
     try:
-        directories, others = _of_first_job(RunDirectory.open_all(folders, options.attempt))
+        directories, others = _runs_of_first_job(RunDirectory.open_all(folders, options.attempt))
     except UnknownAttemptError as error:
         raise UnusableInput(f"{', '.join(folders)}: {error}.") from None
     runs: list[_Run] = []
@@ -336,20 +336,22 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
     return runs
 
 
-def _of_first_job(runs: Sequence[RunDirectory]) -> tuple[list[RunDirectory], list[Note]]:
-    """(``runs`` without those that hold a rank of an earlier one and are therefore of another job, another start of it, or a copy;
-    notes on these). A folder that repeats some ranks of an earlier one, and has others of the same job, is kept."""
+def _runs_of_first_job(runs: Sequence[RunDirectory]) -> tuple[list[RunDirectory], list[Note]]:
+    """(``runs`` without those that have a rank of an earlier one and are therefore of another job, another start of it, or a copy;
+    notes on these). A folder that repeats only some ranks of an earlier one, for the same job, is kept."""
     kept: list[RunDirectory] = []
     notes: list[Note] = []
     first: dict[int, RankRecord] = {}
     for run in runs:
-        again = [record for record in run.ranks if record.rank in first]
-        is_other = any(_process(record) != _process(first[record.rank]) for record in again)
-        if again and (is_other or len(again) == len(run.ranks)):
-            who = ranks_in_words([record.rank for record in again])
+        repeated = [record for record in run.ranks if record.rank in first]
+        is_other = any(
+            _process_identity(record) != _process_identity(first[record.rank]) for record in repeated
+        )
+        if repeated and (is_other or len(repeated) == len(run.ranks)):
+            who = ranks_in_words([record.rank for record in repeated])
             notes.append(
                 Note(
-                    f"{run.path} is skipped: {who} {'was' if len(again) == 1 else 'were'} already read from another folder, and "
+                    f"{run.path} is skipped: {who} {'was' if len(repeated) == 1 else 'were'} already read from another folder, and "
                     "it is not known to be another start of that job. `ddpdoctor compare` compares two runs."
                 )
             )
@@ -359,14 +361,14 @@ def _of_first_job(runs: Sequence[RunDirectory]) -> tuple[list[RunDirectory], lis
     return kept, notes
 
 
-def _process(record: RankRecord) -> tuple[Any, ...]:
-    """Which process recorded it, in whichever folder a copy of it lies."""
+def _process_identity(record: RankRecord) -> tuple[Any, ...]:
+    """Identity of the recording process, which is the same in copies of the recording."""
     return tuple(map(record.info.get, ("host", "boot", "pid_namespace", "pid", "started_ns")))
 
 
 def launch_of_starts(starts: Sequence[Sequence[RunDirectory]]) -> Mapping[str, Any]:
-    """How the job was started, as :func:`launch_of` its first run directory; of several ``starts``, with the end of the last one. {}
-    without any."""
+    """Start of the job, from :func:`launch_of` its first run directory; with several ``starts``, the end is that of the last one. {} if
+    there are none."""
     if not starts:
         return {}
     first = launch_of(starts[0][0])
@@ -374,7 +376,7 @@ def launch_of_starts(starts: Sequence[Sequence[RunDirectory]]) -> Mapping[str, A
 
 
 def launch_of(run: RunDirectory) -> Mapping[str, Any]:
-    """How the job was started: the manifest, or if that is missing or damaged, the record of the first launcher; {} without both."""
+    """Start of the job: the manifest or, if that is missing or damaged, the record of the first launcher; {} if there is neither."""
     if run.manifest.get("command"):
         return run.manifest
     launches = launches_of(run.path, [])
@@ -382,7 +384,7 @@ def launch_of(run: RunDirectory) -> Mapping[str, Any]:
 
 
 def _launcher_notes(run: RunDirectory, telemetry: dict[str, Telemetry]) -> list[Note]:
-    """The manifest's notes that are not in a host's telemetry too; and one if a launcher's record replaces the manifest."""
+    """The manifest's notes that are not also in a host's telemetry; and one note if a launcher's record replaces the manifest."""
     report_progress = {note.text for each in telemetry.values() for note in each.notes}
     notes = recorded_notes(run.manifest.get("notes") or [], run.manifest.get("note_codes") or [])
     if launch_of(run) is not run.manifest:
@@ -397,7 +399,7 @@ def _read_traces(
     dumps: Dumps,
     below: Mapping[str, FilesBelow],
 ) -> tuple[list[RankTrace], list[Note]]:
-    """The profiler windows or digests of the recorded ranks, and the traces at ``others``, which may also have ``dumps``; with notes."""
+    """The profiler windows or digests of the recorded ranks, and the traces at ``others``, where ``dumps`` may also be; with notes."""
     ranks: dict[str, int] = {}
     for record in (record for run in runs for record in run.directory.ranks):
         number = options.window

@@ -1,4 +1,4 @@
-"""The job section of a diagnosis, from the manifest and the ranks' records; how the job ended; and the attempts of a restarted run."""
+"""The job section of a diagnosis, from the manifest and the ranks' records; also the job's end and the attempts of a restarted run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SETTINGS = ("ddp", "loaders", "optimizers", "threads", "process_groups")
 
 def termination_summary(stopped: StopVerdict) -> str | None:
     """Sentence, without full stop, on a job that was ended from outside, for example by a scheduler's time limit: signal, exit code,
-    last step, and last known positions of ranks. None if it was not."""
+    last step, and last known positions of ranks. None for other jobs."""
     if stopped.ended_by is None:
         return None
     code, step = stopped.job.code, stopped.facts.step
@@ -65,7 +65,7 @@ def _last_lines(standing: Sequence[Standing]) -> str:
 
 
 def command_and_start(path: str) -> tuple[list[str], int]:
-    """(command, start in epoch ns) of the run directory ``path``. Without a recorded start, that of its first rank, else the
+    """(command, start in epoch ns) of the run directory ``path``. Without a recorded start, that of its first rank, or else the
     folder's modification time. Raises OSError."""
     run = RunDirectory.open(path)
     launch = launch_of(run)
@@ -81,7 +81,7 @@ def job_of(
     manifest: Mapping[str, Any],
     stopped: StopVerdict,
 ) -> Job:
-    """The job section, as far as known from ``inputs``; ``manifest`` is the first launcher's, or its record."""
+    """The job section, as far as known from ``inputs``. ``manifest``: the first launcher's manifest or record."""
     infos = [log.record.info for log in inputs.logs]
     log = next((log for log in inputs.logs if "rank" in log.record.info), None)
     first = log.record.info if log is not None else {}
@@ -114,12 +114,12 @@ def job_of(
         if ended_ns and started_ns and ended_ns >= started_ns
         else None,
         exit_code=stopped.job.code,
-        end=_end(inputs.starts[-1] if inputs.starts else [], stopped),
+        end=_end_of_job(inputs.starts[-1] if inputs.starts else [], stopped),
     )
 
 
-def _end(runs: Sequence[RunDirectory], stopped: StopVerdict) -> str | None:
-    """See :class:`~ddpdoctor.diagnose.diagnosis.Job`; ``runs`` are those of its last start."""
+def _end_of_job(runs: Sequence[RunDirectory], stopped: StopVerdict) -> str | None:
+    """Value of :attr:`.Job.end`. ``runs``: run directories of the last start."""
     if not runs:
         return None
     over = stopped.job.complete or any(run.manifest.get("ended_ns") for run in runs)
@@ -154,8 +154,8 @@ def _versions(facts: JobFacts, first: Mapping[str, Any], manifest: Mapping[str, 
 
 
 def launches_by_host(starts: Sequence[Sequence[RunDirectory]]) -> dict[str, Launch]:
-    """When the launcher of each host started and ended: of several launchers on a host the first start and the last end. Of a job that was
-    started several times, the same for all hosts: the first start and the last end."""
+    """Start and end of the launcher of each host; if a host had several launchers, the first start and the last end. If the job was
+    started several times, the first start and the last end of all hosts apply to each host."""
     found: dict[str, Launch] = {}
     for run in (run for start in starts for run in start):
         for record in (run.manifest, *launches_of(run.path, [])):
@@ -174,20 +174,20 @@ def launches_by_host(starts: Sequence[Sequence[RunDirectory]]) -> dict[str, Laun
 
 
 _LEAST_WAIT_S = 30.0
-"""Seconds between the last rank's end and the command's; launchers end within a few after their ranks."""
+"""Seconds between the last rank's end and the command's end; launchers end within a few seconds after their ranks."""
 _MOST_LOGS = 8
-"""Ranks of which the steps of an attempt that is not measured are read."""
+"""Most ranks whose steps are read for an attempt that is not measured."""
 
 
 def attempt_records(
     runs: Sequence[RunDirectory], logs: Sequence[RankLog]
 ) -> tuple[list[AttemptRecord], list[Note]]:
-    """(All attempts of the ``runs`` of one job, in order, [] if there is only one; notes). ``logs`` are those of the measured one."""
+    """(all attempts of the ``runs`` of one job, in order, [] if there is only one; notes). ``logs``: those of the measured attempt."""
     attempts = attempts_of([record for run in runs for record in run.recordings])
     unrecorded = [_unrecorded(old, new) for old, new in pairwise([None, *attempts]) if new is not None]
     notes = [_unrecorded_note(count, number) for number, count in enumerate(unrecorded, 1) if count]
     if len(attempts) < 2:
-        return [], [*notes, *(_unjoined(attempts[0], runs, logs) if attempts else [])]
+        return [], [*notes, *(_unjoined_attempt_notes(attempts[0], runs, logs) if attempts else [])]
     stops = stall.stops_of(runs, [])
     records = [_record(attempt, runs, logs, stops) for attempt in attempts]
     return [
@@ -196,7 +196,7 @@ def attempt_records(
 
 
 def _unrecorded(old: Attempt | None, new: Attempt) -> int:
-    """How many attempts between the two are not in the recording, by their launcher's count of restarts; before the first one for None."""
+    """Number of attempts between the two, or before the first one (None), that are not recorded, by the launcher's restart count."""
     if old is None:
         return new.restarts
     return max(new.restarts - old.restarts - 1, 0) if new.job_id and new.job_id == old.job_id else 0
@@ -210,9 +210,11 @@ def _unrecorded_note(count: int, number: int) -> Note:
     )
 
 
-def _unjoined(attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[Note]:
-    """A note on the one recorded ``attempt`` where the launcher may restart ranks, and its command ended long after all ranks: the next
-    attempt never created its process group, so nothing was recorded of it."""
+def _unjoined_attempt_notes(
+    attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog]
+) -> list[Note]:
+    """A note on the only recorded ``attempt`` if the launcher may restart ranks and its command ended long after all ranks. The next
+    attempt then never created its process group, so it has no recording."""
     ended_ns = max(
         (end for run in runs if isinstance(end := run.manifest.get("ended_ns"), int)), default=None
     )

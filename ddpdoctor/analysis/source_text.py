@@ -1,4 +1,4 @@
-"""Adds to a diagnosis the text of the source lines that it names, and their folder's path in its repository."""
+"""Adds to a diagnosis the text of its source lines, and the path of their folder in the repository."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def with_repository(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
-    """The diagnosis with the text of its findings' source lines; secrets in the text are masked. Where a framework makes the model or the
+    """The diagnosis with the text of its findings' source lines; secrets in the text are masked. If a framework makes the model or the
     loader, the line that a fix changes comes first."""
     notes: list[Note] = []
     hashes = [files for run in runs for files in read_sources(run, notes)]
@@ -85,67 +85,70 @@ def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
         return replace(where, text=text)
 
     return replace(
-        diagnosis, findings=[_located(finding, lines_of, with_text) for finding in diagnosis.findings]
+        diagnosis,
+        findings=[_with_source_lines(finding, lines_of, with_text) for finding in diagnosis.findings],
     )
 
 
 _LinesOf = Callable[[str], list[str] | str | None]
 
 
-def _located(finding: Finding, lines_of: _LinesOf, with_text: Callable[[Where], Where]) -> Finding:
-    """A finding with its lines' text, and with the lines that take its fixes."""
-    made = [_made_at(fix.changed_at, finding.where, lines_of) for fix in finding.fixes]
-    # Where the first line only calls a framework, first the one that takes the fix.
+def _with_source_lines(finding: Finding, lines_of: _LinesOf, with_text: Callable[[Where], Where]) -> Finding:
+    """A finding with the text of its lines and with the lines to which its fixes apply."""
+    made = [_find_call(fix.changed_at, finding.where, lines_of) for fix in finding.fixes]
+    # If the first line only calls a framework, the line to which a fix applies precedes it.
     first = next(filter(None, made), None) if finding.where and finding.where[0].through else None
     return replace(
         finding,
-        where=[with_text(each) for each in _places(finding.where, first)],
-        fixes=[fix if at is None else _at(fix, at) for fix, at in zip(finding.fixes, made, strict=True)],
+        where=[with_text(each) for each in _call_site_first(finding.where, first)],
+        fixes=[
+            fix if at is None else _with_call_site(fix, at)
+            for fix, at in zip(finding.fixes, made, strict=True)
+        ],
     )
 
 
-class _Made(NamedTuple):
-    """The line of the user's that takes a fix, and what is called there."""
+class _CallSite(NamedTuple):
+    """The user's line to which a fix applies, and the name called there."""
 
     line: CodeLine
     name: str
 
 
-def _made_at(names: Sequence[str], recorded: Sequence[Where], lines_of: _LinesOf) -> _Made | None:
-    """Where one of ``names`` is called, in the file of the first of the user's lines that has such a call."""
-    ways = [[each for each in where.way if not is_library(each.file)] for where in recorded if names]
-    for file in dict.fromkeys(each.file for way in ways for each in way):
+def _find_call(names: Sequence[str], recorded: Sequence[Where], lines_of: _LinesOf) -> _CallSite | None:
+    """The call of one of ``names``, in the first file of the user's lines that has one."""
+    stacks = [[each for each in where.call_path if not is_library(each.file)] for where in recorded if names]
+    for file in dict.fromkeys(each.file for way in stacks for each in way):
         lines = lines_of(file)
-        inside = {each.function.rpartition(".")[2] for way in ways for each in way if each.file == file}
-        made = _call_of(names, file, "\n".join(lines), inside) if isinstance(lines, list) else None
-        if made is not None:
-            return made
+        inside = {each.function.rpartition(".")[2] for way in stacks for each in way if each.file == file}
+        call_site = _call_of(names, file, "\n".join(lines), inside) if isinstance(lines, list) else None
+        if call_site is not None:
+            return call_site
     return None
 
 
-def _places(recorded: Sequence[Where], made: _Made | None) -> Sequence[Where]:
-    """The finding's lines, first the one that takes a fix."""
-    if made is None:
+def _call_site_first(recorded: Sequence[Where], call_site: _CallSite | None) -> Sequence[Where]:
+    """The finding's lines; the one to which a fix applies comes first."""
+    if call_site is None:
         return recorded
-    at = made.line
+    at = call_site.line
     rest = [where for where in recorded if (where.file, where.line) != (at.file, at.line)]
     return [Where(at.file, at.line, at.function), *rest]
 
 
-def _at(fix: Fix, made: _Made) -> Fix:
-    """The fix with the line that takes it, and with the class that is called there in place of that which its code names, as of a
-    subclass."""
+def _with_call_site(fix: Fix, call_site: _CallSite) -> Fix:
+    """The fix with the line to which it applies. If a subclass is called there, its name replaces that of the class in the fix."""
     code, title = fix.snippet or "", fix.title
-    if not re.search(rf"\b{made.name}\b", code):
+    if not re.search(rf"\b{call_site.name}\b", code):
         written = re.compile(rf"\b{fix.changed_at[0]}\(")
-        code, title = (written.sub(f"{made.name}(", text) for text in (code, title))
-    named = file_and_line(asdict(made.line))
+        code, title = (written.sub(f"{call_site.name}(", text) for text in (code, title))
+    named = file_and_line(asdict(call_site.line))
     return replace(fix, title=title, snippet=code if named in code or not code else f"# {named}\n{code}")
 
 
-def _call_of(names: Sequence[str], file: str, text: str, inside: Container[str]) -> _Made | None:
-    """The line in ``text`` that calls the first of these names that is called at all, if any is in one of the functions ``inside``, else
-    anywhere; None if several lines do."""
+def _call_of(names: Sequence[str], file: str, text: str, inside: Container[str]) -> _CallSite | None:
+    """The line in ``text`` that calls the first of ``names`` with any call; calls in the functions ``inside`` take precedence. None if
+    several lines call it."""
     tree = parsed_python(text)
     if tree is None:
         return None
@@ -155,11 +158,11 @@ def _call_of(names: Sequence[str], file: str, text: str, inside: Container[str])
     if len(lines) != 1:
         return None
     ((number, function),) = lines.items()
-    return _Made(CodeLine(file, number, function), calls[0][0])
+    return _CallSite(CodeLine(file, number, function), calls[0][0])
 
 
 def _calls_of(name: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Lines that call ``name``, and the functions that they are in."""
+    """Lines that call ``name``, and the functions that contain them."""
     waiting: list[tuple[ast.AST, str]] = [(tree, "<module>")]
     while waiting:
         node, inside = waiting.pop()

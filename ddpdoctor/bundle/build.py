@@ -1,4 +1,4 @@
-"""Writes a bundle: the modules that record, the packages that they need, and build information."""
+"""Writes a bundle: the modules that record a job, the packages that they need, and build information."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EXCLUDED = (
 )
 """Modules of these packages that recording does not need and that import msgspec or numpy."""
 _STANDINS = "standins"
-"""Folder of the bundle at the end of ``sys.path``: an installed package takes precedence over the replacement here."""
+"""Folder of the bundle at the end of ``sys.path``, so that installed packages take precedence over those in it."""
 _NVML = ("pynvml", "nvidia-ml-py")
 """Module and distribution name of NVML's Python binding, which is pure Python and is included."""
 _OLDEST_PYTHON = (3, 9)
@@ -63,7 +63,7 @@ class Bundle:
 
 
 def write_bundle(out: Path, options: Sequence[Option], help_text: str) -> Bundle:
-    """Write a bundle whose ``run`` takes ``options``: a file if the name ends in .pyz or .zip, else a folder.
+    """Write a bundle whose ``run`` has ``options``: a file if the name ends in .pyz or .zip, else a folder.
 
     Equal sources give equal bytes. An earlier bundle is replaced if it is unchanged; other files in a folder stay. Raises
     DdpDoctorError if ``out`` has other content or cannot be written.
@@ -122,7 +122,7 @@ def _check_target(out: Path) -> None:
 
 
 def _archive(files: Mapping[str, bytes]) -> bytes:
-    """A ZIP archive with space for its seal as comment; the seal itself is appended by :func:`write_file`."""
+    """A ZIP archive without its comment, which is the seal that :func:`write_file` appends."""
     whole = io.BytesIO()
     whole.write(b"#!/usr/bin/env python3\n")
     # Not compressed: a Python without zlib can import from it, and the bytes do not depend on zlib's version.

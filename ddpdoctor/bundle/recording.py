@@ -1,9 +1,8 @@
 """The command of a bundle: ``python FILE run -- COMMAND`` records a job with the job's Python only.
 
-It writes the same run directory as ``ddpdoctor run``, with the same code. Diagnosis needs NumPy, CEL and other packages, so it
-requires an environment in which ddpdoctor is installed. The options of ``run`` are parsed without click, from a table that was generated
-from click's command; the syntax is the same: options come before the command, optionally separated by ``--``; the last of equal options
-counts.
+It writes the same run directory as ``ddpdoctor run``, with the same code. Diagnosis needs NumPy, CEL and other packages, so it requires an
+environment in which ddpdoctor is installed. The options of ``run`` are parsed without click, by a table that was generated from click's
+command. The syntax is the same: options come before the command, optionally separated by ``--``; the last of repeated options counts.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Option = Mapping[str, Any]
 
 
 def parsed(arguments: Sequence[str], options: Sequence[Option]) -> tuple[dict[str, Any], list[str]]:
-    """(value of each option by its field, the job's command). Raises DdpDoctorError if ``arguments`` are invalid."""
+    """(Value of each option by its field, the job's command). Raises DdpDoctorError if ``arguments`` are invalid."""
     by_name = {name: option for option in options for name in option["names"]}
     letters = "".join(
         name[1] + ("" if option["kind"] == "flag" else ":")
@@ -143,13 +142,13 @@ def _next_steps(outcome: Outcome) -> list[str]:
 
 
 def _build_info() -> dict[str, Any]:
-    """Build information of this bundle: versions, hash, options of ``run``."""
+    """Build information of this bundle: versions, hash, options and help text of ``run``."""
     document: dict[str, Any] = json.loads(pkgutil.get_data("ddpdoctor.bundle", BUILD_FILE) or b"")
     return document
 
 
 def _program() -> str:
-    """How this bundle was started, for messages."""
+    """The command line that starts this bundle, for messages."""
     return f"{Path(sys.executable or 'python').name} {sys.argv[0]}"
 
 

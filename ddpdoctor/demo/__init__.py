@@ -1,4 +1,4 @@
-"""A real two-rank job with a planted fault, for ``ddpdoctor demo``: :mod:`faults` lists the faults, ``job.py`` is the script."""
+"""A two-rank training job with a planted fault, for ``ddpdoctor demo``. :mod:`faults` lists the faults, ``job.py`` is the script."""
 
 from pathlib import Path
 

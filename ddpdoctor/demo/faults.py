@@ -1,4 +1,4 @@
-"""The faults that the demo can plant, and the expected diagnosis of each."""
+"""The demo's faults and their expected diagnoses."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ddpdoctor.errors import DdpDoctorError
 
 @dataclass(frozen=True)
 class Fault:
-    """One planted fault of ``job.py``."""
+    """One fault of ``job.py``."""
 
     name: str
     description: str
     """One sentence on the mistake in the script."""
     expected_rule: str | None
-    """Id of the rule that must be the verdict; None if the job is healthy."""
+    """Id of the expected main finding's rule; None if the job is healthy."""
     ranks: tuple[int, ...] | None = None
-    """The ranks that have the fault; None if all have it."""
+    """Ranks that have the fault; None for all."""
     hangs: bool = False
     """Whether the job hangs and must be killed."""
 

@@ -2,8 +2,8 @@
 
 torchrun --standalone --nproc-per-node 2 job.py --fault slow-data
 
-An ordinary training script, but for ``--fault``, which plants one of the mistakes that make such jobs slow.
-Each of them is a piece of code as one finds it in the wild, and nothing here knows of any profiler.
+This is an ordinary training script except for ``--fault``, which selects one of the usual mistakes that make such jobs slow.
+The script does not use ddpdoctor or any other profiler.
 """
 
 import argparse
@@ -27,7 +27,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Small random images with labels, the same ones on every rank."""
+    """Small random images with labels, the same on every rank."""
 
     def __init__(self, length: int, fault: str, rank: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -47,17 +47,17 @@ class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self.images[index % 256], self.labels[index % 256]
 
     def decode(self) -> None:
-        """Unpack an image that is far larger than what training uses of it."""
+        """Decompress an image that is far larger than the part that training uses."""
         for _ in range(4):
             zlib.decompress(self.packed)
 
     def read_from_slow_storage(self) -> None:
-        """This rank's share of the files lies on another file system."""
+        """Read a file of this rank, whose files are on another file system."""
         time.sleep(0.005)
 
 
 class Classifier(nn.Module):
-    """A few convolutions: much arithmetic, few parameters."""
+    """A few convolutions: much computation, few parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class DeepAndThin(nn.Module):
 
 
 class Wide(nn.Module):
-    """Many parameters, little arithmetic with each of them."""
+    """Many parameters, little computation per parameter."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def build_model(fault: str) -> nn.Module:
 
 
 def log_quantiles(model: nn.Module) -> dict[tuple[str, str], list[float]]:
-    """Quantiles of each layer's weights and gradients for the dashboard, on the rank that logs."""
+    """Quantiles of each layer's weights and gradients, for a dashboard."""
     quantiles = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is None:
@@ -137,14 +137,14 @@ def log_quantiles(model: nn.Module) -> dict[tuple[str, str], list[float]]:
 
 
 def augment(images: torch.Tensor, rounds: int) -> torch.Tensor:
-    """Smooth the images, some of them more often."""
+    """Smooth the images ``rounds`` times."""
     for _ in range(rounds):
         images = nn.functional.avg_pool2d(images, 5, stride=1, padding=2)
     return images
 
 
 def average_metrics(loss: torch.Tensor, output: torch.Tensor, labels: torch.Tensor) -> list[float]:
-    """Loss, accuracy and some more, averaged over the ranks one by one."""
+    """Loss, accuracy and other metrics, averaged over the ranks one by one."""
     correct = (output.argmax(1) == labels).float()
     metrics = [
         loss.detach().clone(),
@@ -165,7 +165,7 @@ def train_step(
     images, labels = batch
     extra_passes = 0
     if fault == "barrier":
-        # Each batch is heavy either to augment or to classify, and never the same on both ranks.
+        # Each batch is expensive either to augment or to classify, and in each step the ranks differ.
         heavy_to_augment = (step + rank) % 2 == 0
         images = augment(images, 24 if heavy_to_augment else 0)
         extra_passes = 0 if heavy_to_augment else 1
@@ -197,7 +197,7 @@ def train_accumulated_step(
 
 
 def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: Optimizer) -> None:
-    """Model, optimizer and what is needed to go on, written by one rank while the others wait."""
+    """Save the model, the optimizer and the history on one rank, while the others wait."""
     history = torch.zeros(2048, 3, 32, 32)
     state = {
         "model": model.state_dict(),
@@ -212,19 +212,19 @@ counting = threading.Lock()
 
 
 def count_batch() -> None:
-    """Count under a lock, and tell about it under the same lock."""
+    """Count a batch under a lock, and report it under the same lock."""
     with counting:
         tell_count()
 
 
 def tell_count() -> None:
-    """Waits for the lock that its caller holds."""
+    """Wait for the lock, which the caller holds already."""
     with counting:
         print("counted", flush=True)
 
 
 def train(fault: str, steps: int, folder: Path) -> None:
-    """The whole training run of this rank."""
+    """Train on this rank."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     batches_per_step = 8 if fault == "no-no-sync" else 1
     batch_size = BATCH_SIZE * 2 if fault == "uneven-batch" and rank == 1 else BATCH_SIZE

@@ -3,7 +3,7 @@
 ``load`` reads rule files, ``rule`` checks them, ``engine`` evaluates them, ``verdict`` sorts the findings and chooses the first
 sentence of a report. All thresholds are in the rule files.
 
-In the order of a diagnosis:
+Modules, in the order of a diagnosis:
 
     rules       load, rule_cache, rule, conditions, config, selftest, frameworks (the settings of Lightning, Transformers, ...)
     facts       facts_view, words (filters for texts, rewording for few ranks)

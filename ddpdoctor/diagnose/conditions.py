@@ -51,7 +51,7 @@ _MACRO = re.compile(r"\.\s*(?:all|exists|exists_one|map|filter)\s*\Z")
 _MAX_EXPRESSION = 4_000
 """Characters. The parser is recursive; the longest expression of the rule pack has 200."""
 _MAX_MACRO_DEPTH = 2
-"""Nested loops; with one more, a condition over all ranks would take hours."""
+"""Nested loops. With three, a condition over all ranks would take hours."""
 
 
 def _check_size(expression: str) -> None:
@@ -69,9 +69,8 @@ def _check_size(expression: str) -> None:
 
 
 def paths_read(expression: str) -> list[str]:
-    """The names that a CEL expression reads, dotted ones (``steps.mean_ms``) without methods called on them, except loop
-    variables. Raises ValueError if it does not parse.
-    """
+    """The names that a CEL expression reads, except loop variables. Dotted names (``steps.mean_ms``) are without methods called on them.
+    Raises ValueError if the expression does not parse."""
     text = _TEXT.sub('""', expression)
     bound = set(_BOUND.findall(text))
     found = sorted(compiled(expression)[1] - bound)

@@ -18,7 +18,7 @@ from ddpdoctor.rundir import open_regular
 
 CONFIG_FILE = "ddpdoctor.toml"
 _MAX_BYTES = 1 << 20
-"""A larger file is no configuration."""
+"""Larger files are not read."""
 COMMON = "all"
 """Name under ``thresholds`` of the thresholds common to all rules."""
 
@@ -57,7 +57,7 @@ def load_config(start: Path) -> Config:
 
 
 def _nearest(start: Path, ignored: list[str]) -> Iterator[Config]:
-    """Yields the trusted configurations of ``start`` and its parents; appends a sentence to ``ignored`` for each other one."""
+    """Yields the trusted configurations of ``start`` and its parents; adds a sentence to ``ignored`` for each untrusted one."""
     for folder in (start, *start.parents):
         for file, prefix in ((folder / CONFIG_FILE, ""), (folder / "pyproject.toml", "tool.ddpdoctor.")):
             content, untrusted = _content(file)
@@ -154,7 +154,7 @@ def _decode(file: Path, prefix: str, table: Any) -> Config:
 
 
 def _check_numbers(file: Path, prefix: str, thresholds: Any) -> None:
-    """Raises DdpDoctorError for thresholds of a wrong type, with their names, which msgspec's error lacks."""
+    """Raises DdpDoctorError for thresholds of a wrong type. Unlike msgspec's error, it names them."""
     for rule_id, values in thresholds.items() if isinstance(thresholds, Mapping) else ():
         field = f"{prefix}thresholds.{rule_id}"
         if not isinstance(values, Mapping):

@@ -1,4 +1,4 @@
-"""The result of an analysis, from which all reports are made; as JSON, schema ``ddpdoctor.diagnosis/1``."""
+"""The result of an analysis, from which all reports are made. As JSON, its schema is ``ddpdoctor.diagnosis/1``."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
     JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
 else:
-    JsonValue = Any  # msgspec knows no types that refer to themselves
+    JsonValue = Any  # msgspec does not support recursive types
 
 DIAGNOSIS_SCHEMA = "ddpdoctor.diagnosis/1"
 RUNNING, UNKNOWN = "running", "unknown"
 """Values of :attr:`Job.end`: the job was running when it was analysed, or its end is unknown."""
 
-# What readers of a diagnosis need of other packages.
+# Types of other packages that readers of a diagnosis need.
 __all__ = ["SEVERITIES", "BandwidthPoint", "Flame", "FlameFrame", "RankMemory", "RankSummary", "Series"]
 __all__ += ["Span", "Speaker", "Standing", "TelemetrySeries", "Timeline", "Where", "WindowCost"]
 
@@ -93,7 +93,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """One number behind a finding."""
+    """One number that supports a finding."""
 
     fact: str
     value: JsonValue
@@ -114,7 +114,7 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}
     """Settings that ``ddpdoctor try`` changes to test this fix, by name."""
     changed_at: list[str] = []
-    """Names of the calls in the user's script of which one takes this change, if a framework makes the model or the loader."""
+    """Calls in the user's script that can take this change, if a framework makes the model or the loader."""
 
 
 class Coverage(msgspec.Struct, frozen=True):
@@ -132,7 +132,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     explanation: str = ""
     ranks: list[int] | None = None
-    """The ranks that cause it, as others do not; null: none more than another, so all of :attr:`Job.ranks_seen`, even if that is one."""
+    """The ranks that cause it; null if all of :attr:`Job.ranks_seen` contribute equally, even if that is one rank."""
     steps: list[int] | None = None
     """[first, last]; None if in all steps."""
     persistence: str | None = None
@@ -146,14 +146,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     share_of_run: float | None = None
     """Share (0 to 1) of the run's wall time that it costs; null if that is unknown."""
     happens_once: bool = False
-    """It costs time once in a run, or until a step, such as the start of the processes; so it has no cost per step and no speed-up."""
+    """Whether the time is lost once in a run, or until some step, for example at the start. Such a cost has no speed-up."""
     speedup_if_fixed: float | None = None
     speedup_if_fixed_range: list[float] | None = None
-    """[low, high] of the same interval."""
+    """[low, high] from the same interval."""
     at_most: bool = False
-    """The cost is an upper bound: a fix saves at most this, and it is unknown how much."""
+    """Whether the cost is an upper bound: a fix saves at most this, and the actual saving is unknown."""
     estimated: bool = False
-    """The cost depends on an assumption that the explanation states, and is no upper bound."""
+    """Whether the cost depends on an assumption, given in the explanation, and is not an upper bound."""
     coverage: Coverage
     evidence: list[Evidence] = []
     fixes: list[Fix] = []
@@ -188,11 +188,11 @@ class SkippedRule(msgspec.Struct, frozen=True):
     title: str
     why: str
     applies: bool = True
-    """Whether the rule applies to the job, so that data were lacking."""
+    """Whether the rule applies to the job, so that data were missing."""
 
 
 class WaterfallBar(msgspec.Struct, frozen=True):
-    """One bar of the chart from the measured step time to the one without the findings."""
+    """One bar of the chart from the measured step time to the step time without the findings."""
 
     label: str
     ms: float
@@ -200,7 +200,7 @@ class WaterfallBar(msgspec.Struct, frozen=True):
     range_ms: list[float] | None = None
     """[low, high] of the time that fixing the finding saves, if known."""
     at_most: bool = False
-    """The finding's cost is an upper bound."""
+    """Whether the finding's cost is an upper bound."""
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,7 +223,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     skipped: list[SkippedRule] = []
     ranks: list[RankSummary] = []
     standing: list[Standing] = []
-    """Last known position of each rank, for a job that stopped."""
+    """Last known position of each rank, if the job stopped."""
     series: Series = Series()
     timeline: Timeline | None = None
     flames: list[Flame] = []

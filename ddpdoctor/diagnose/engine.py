@@ -14,7 +14,7 @@ from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Evidence, Findin
 from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.diagnose.rule import Common, FixText, Rule
 from ddpdoctor.diagnose.verdict import RuleHit, order_findings
-from ddpdoctor.diagnose.words import for_this_job
+from ddpdoctor.diagnose.words import reworded_for_job
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.places import Where
 
@@ -27,11 +27,11 @@ class Outcome(msgspec.Struct, frozen=True):
     checked: list[CheckedRule] = msgspec.field(default_factory=list)
     skipped: list[SkippedRule] = msgspec.field(default_factory=list)
     errors: list[str] = msgspec.field(default_factory=list)
-    """Errors inside rules, one sentence each; the findings are valid nevertheless."""
+    """Errors inside rules, one sentence each. They do not invalidate the findings."""
     headlines: dict[str, str] = msgspec.field(default_factory=dict)
     """First sentence of a report, by rule id."""
     thresholds: dict[str, float] = msgspec.field(default_factory=dict)
-    """The common thresholds in force."""
+    """The common thresholds after overrides."""
     short_window_rules: list[str] = msgspec.field(default_factory=list)
     """Ids of rules whose finding is based on too few outlier steps of a short window for a warning, by cost."""
     capped_rules: list[str] = msgspec.field(default_factory=list)
@@ -113,7 +113,7 @@ def diagnose(
             elif isinstance(reason, NotCorroboratedError) and reason.share >= base["warning_share"]:
                 outcome.errors.append(f"{rule.id} was withheld: {reason.why}.")
                 outcome.contradictions.append(reason.why)
-        except Exception as error:  # whatever a rule file makes CEL or Jinja2 raise, the other rules run on
+        except Exception as error:  # a rule file may cause any error; the other rules still run
             why = f"the rule failed: {' '.join(str(error).split())[:300]}"
             outcome.skipped.append(SkippedRule(rule.id, rule.question, why))
             outcome.errors.append(f"{rule.id}: {why}")
@@ -153,7 +153,7 @@ def _unexplained(
 
 
 def _ranks_of_costs(tree: dict[str, Any], rule: Rule) -> set[int]:
-    """The ranks in a rule's costs; for a suppressed rule, those that other rules must not report instead."""
+    """The ranks in a rule's costs. If the rule is suppressed, other rules must not report them."""
     costs = [facts_view.lookup(tree, path) for path in rule.cost_paths]
     return {rank for cost in costs if cost for rank in cost.get("ranks") or ()}
 
@@ -228,7 +228,7 @@ class _Run:
         return None
 
     def _candidates(self) -> list[_Candidate]:
-        """The costs that the rule may report, the costliest first; (None, None) if the rule has no cost."""
+        """The costs that the rule may report, the costliest first; (None, None) for a rule without costs."""
         rule = self.rule
         if rule.cost_paths:
             self._require(self.common.cost_needs)
@@ -254,7 +254,7 @@ class _Run:
         return found
 
     def _corroboration_error(self) -> NotCorroboratedError | None:
-        """An error if the recorded steps, as reports draw them, do not confirm the current cost; else None."""
+        """An error if the recorded steps, as drawn in reports, do not confirm the current cost; else None."""
         shown, cost = self.common.cost_shown, self.cost
         if cost is None or shown is None or cost["drawn_ms"] is None or self._holds(shown.when):
             return None
@@ -265,7 +265,7 @@ class _Run:
         if "steps.mean_ms" in missing:
             raise NotMeasuredError("step times were not measured")
         if missing:
-            raise NotMeasuredError(f"not measured: {facts_view.what_is_missing(missing)}")
+            raise NotMeasuredError(f"not measured: {facts_view.missing_measurements(missing)}")
 
     def _costs(self) -> list[_Candidate]:
         """The measured costs of the rule, the costliest first."""
@@ -287,7 +287,7 @@ class _Run:
         return evaluate(expression, self.context)
 
     def _amount(self, field: str, expression: str) -> float | None:
-        """The cost that ``field`` of the rule gives; 0 for a negative one, None for null. Raises TypeError if it is no finite number."""
+        """Value of the rule's expression ``field``; 0 if it is negative, None if null. Raises TypeError if it is not a finite number."""
         value = self._value(expression)
         if value is None:
             return None
@@ -309,8 +309,8 @@ class _Run:
         run = self.tree["run"]
         once_s = None if rule.costs_s is None else self._amount("costs_s", rule.costs_s)
         costs_s = self._recurring_s() if once_s is None else once_s
-        persistence, steps = self._when()
-        # A recording of unknown steps says nothing of the speed of a step.
+        persistence, steps = self._occurrence()
+        # If steps are not marked, there is no speed-up of a step.
         marked = self.tree["steps"]["marked"] is not False
         return Finding(
             rule=rule.id,
@@ -340,8 +340,8 @@ class _Run:
             read_more=rule.read_more,
         )
 
-    def _when(self) -> tuple[str | None, list[int] | None]:
-        """(persistence, [first, last] of the steps in which the cost falls; None for all steps)."""
+    def _occurrence(self) -> tuple[str | None, list[int] | None]:
+        """(persistence, [first, last] of the steps in which the cost occurs; None for all steps)."""
         event = facts_view.lookup(self.tree, self.rule.event) if self.rule.event else None
         if event is not None:
             return event["persistence"], event["longer"] or None
@@ -351,7 +351,7 @@ class _Run:
         return self.cost["persistence"], None if always else [self.cost["first_step"], self.cost["last_step"]]
 
     def _recurring_s(self) -> float | None:
-        """Seconds of the whole run that a cost per step adds up to; None if unknown."""
+        """Total of a cost per step over the whole run, seconds; None if unknown."""
         steps = self.tree["run"]["steps"]
         return None if self.cost is None or steps is None else self.cost["ms_per_step"] * steps / 1000.0
 
@@ -378,7 +378,7 @@ class _Run:
             "culprits": culprits,
             "framework": self.framework,
             "after_ms": after_ms,
-            # If the fix moves work to other cores, the idle cores limit what it saves.
+            # If the fix moves work to other cores, the idle cores limit its saving.
             "best_ms": after_ms
             if after_ms is None or beside_ms is None
             else max(after_ms, mean_ms - beside_ms),
@@ -445,7 +445,7 @@ class _Run:
                 continue
             means = words.render(entry.means, names) if entry.means else facts_view.short_label(path)
             unit = entry.unit if entry.unit is not None else facts_view.unit_of(path)
-            found.append(Evidence(path, value, for_this_job(unit, names), for_this_job(means, names)))
+            found.append(Evidence(path, value, reworded_for_job(unit, names), reworded_for_job(means, names)))
         return found
 
     def _fixes(self, names: dict[str, Any]) -> list[Fix]:
@@ -455,7 +455,7 @@ class _Run:
             try:
                 if fix.when is None or self._holds(fix.when):
                     found.append(_fix(fix, names, self.common))
-            except Exception as error:  # a broken piece of advice must not hide the finding
+            except Exception as error:  # an invalid fix must not hide the finding
                 reason = " ".join(str(error).split())[:300]
                 self.errors.append(f"{self.rule.id}: fix {number} is skipped: {reason}")
         return found
@@ -489,5 +489,5 @@ def _fix(fix: FixText, names: dict[str, Any], common: Common) -> Fix:
         settings={name: words.render(text, names) for name, text in fix.settings.items()},
     )
     settings = found.settings or {name: words.render(text, names) for name, text in fix.in_frameworks.items()}
-    in_words = frameworks.in_words_of(common.frameworks, found, settings, fix.title, names)
-    return in_words or frameworks.in_hook(common.frameworks, found, names["where"])
+    in_words = frameworks.as_framework_settings(common.frameworks, found, settings, fix.title, names)
+    return in_words or frameworks.with_hook_variables(common.frameworks, found, names["where"])

@@ -67,7 +67,7 @@ def as_cel(value: Any) -> Any:
 
 
 def lines_at(tree: Mapping[str, Any], path: str | None) -> list[Any]:
-    """The lines that the fact at ``path`` is, one or several; none without a path."""
+    """The source lines in the fact at ``path``, which has one or several; [] without a path."""
     found = lookup(tree, path) if path else None
     return found if isinstance(found, list) else [found] if found else []
 
@@ -82,7 +82,7 @@ def lookup(facts: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-_MEASURED = {
+_MEASUREMENTS = {
     "arrivals": "arrival times at collectives",
     "breakdown": "the critical path",
     "buckets": "DDP's buckets",
@@ -105,13 +105,15 @@ _MEASURED = {
     "memory": "memory use over the run",
     "run": "start and end times of the run",
 }
-"""What facts, or all below a path, are of."""
+"""Path of a fact or group of facts → what must be measured for it."""
 
 
-def what_is_missing(paths: Sequence[str]) -> str:
-    """In words, what these facts without a value are of: "memory use over the run, NVML samples"."""
+def missing_measurements(paths: Sequence[str]) -> str:
+    """What must be measured for these facts, in words: "memory use over the run, NVML samples"."""
     return ", ".join(
-        dict.fromkeys(_MEASURED.get(path) or _MEASURED.get(path.partition(".")[0], path) for path in paths)
+        dict.fromkeys(
+            _MEASUREMENTS.get(path) or _MEASUREMENTS.get(path.partition(".")[0], path) for path in paths
+        )
     )
 
 
@@ -123,7 +125,7 @@ def unit_of(path: str) -> str:
     return next((unit for end, unit in UNITS if name.endswith(end)), "")
 
 
-def _on_the_way(path: str) -> list[tuple[Any, str, Any]]:
+def _fields_on_path(path: str) -> list[tuple[Any, str, Any]]:
     """(struct, field, the field's type) at each name of a dotted path; [] if there is no such fact."""
     kind: Any = Facts
     way = []
@@ -139,16 +141,16 @@ def _on_the_way(path: str) -> list[tuple[Any, str, Any]]:
 
 def is_fact(path: str) -> bool:
     """Whether the facts have a field at this dotted path."""
-    return bool(_on_the_way(path))
+    return bool(_fields_on_path(path))
 
 
 def is_cost(path: str) -> bool:
     """Whether the fact at this path is a Cost."""
-    return any(kind is Cost for _, _, kind in _on_the_way(path)[-1:])
+    return any(kind is Cost for _, _, kind in _fields_on_path(path)[-1:])
 
 
 def unknown_facts(nested: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return the paths in a nested mapping that are no facts."""
+    """Return the paths in a nested mapping that are not facts."""
     found: list[str] = []
     for name, value in nested.items():
         path = f"{prefix}{name}"
@@ -204,13 +206,13 @@ def fields_of(kind: Any) -> dict[str, Any]:
 
 def doc_of(path: str) -> str:
     """Return a fact's documentation from facts.py as plain text; "" if it has none."""
-    owners = [(getattr(owner, "__name__", ""), name) for owner, name, _ in _on_the_way(path)]
+    owners = [(getattr(owner, "__name__", ""), name) for owner, name, _ in _fields_on_path(path)]
     text = attribute_docs().get(owners[-1], "") if owners else ""
     return re.sub(r":\w+:`(\w+)`", r"\1", text).replace("``", "")
 
 
 def short_label(path: str) -> str:
-    """The first clause of a fact's documentation, which reports use as the label of its value."""
+    """First clause of a fact's documentation. Reports use it as the label of the value."""
     clause = _CLAUSE.match(doc_of(path))
     return clause[0] if clause else ""
 

@@ -1,4 +1,4 @@
-"""The table of frameworks, ``frameworks.yaml``: their names for torch's settings, and what their own loops call."""
+"""The table ``frameworks.yaml``: the names of torch's settings in frameworks, and the torch calls of their own loops."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ class FrameworkObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """An object of a framework that takes settings."""
 
     path: str
-    """Where it can be imported from."""
+    """Import path."""
     form: str
-    """Python in which ``{{ arguments }}`` are its arguments."""
+    """Python code that makes the object; ``{{ arguments }}`` are its arguments."""
     passes_on: str | None = None
     """The function that gets the arguments which the object's own signature lacks."""
     calls: list[str]
-    """Names that a script calls to make it, or to make what holds it: the line to change; the first that is there. Code is written with a
-    name that ``form`` lacks in place of the first one, as of a subclass."""
+    """Names of calls in a script that make the object or its container, in order of preference. The line of the call is the line to change.
+    If the name is not in ``form``, as that of a subclass, it replaces the first of these names in the code."""
 
 
 class FrameworkSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A setting of torch, as a fix names it in ``settings``, in the framework."""
+    """A framework's equivalent of a setting in a fix's ``settings``."""
 
     setting: str
     object: str
     argument: str | None = None
-    """Null: the object has no such argument, and a fix that changes several settings does without it."""
+    """Null: the object has no such argument; a fix that changes several settings omits it."""
     value: str = "{{ value }}"
-    """Template of the argument; ``value`` is the fix's as Python."""
+    """Template of the argument. ``value`` is the fix's value as Python."""
     since: str | None = None
     """First version of the framework that has it."""
     before: str | None = None
-    """First version that has it no more."""
+    """First version without it."""
     imports: str | None = None
     source: str
 
 
 class FrameworkCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A function of the framework's own loop, or one for scripts, that calls torch."""
+    """A function of the framework that calls torch, in its own loop or for scripts."""
 
     function: str
-    """Its name with its class, or the end of that name."""
+    """Its name with its class, or a suffix of that name."""
     does: str
-    """Why, as a clause."""
+    """What it does, as a clause."""
     setting: str | None = None
-    """The fix: Python of the user's script that changes how often, a template; null if nothing does."""
+    """The fix, a template of Python code for the user's script that changes how often it is called; null if there is none."""
     title: str | None = None
     object: str | None = None
     """The framework's object that takes the setting."""
@@ -62,19 +62,19 @@ class FrameworkCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A package with a training loop, or objects that take torch's settings."""
+    """A package with a training loop, or with objects that take torch's settings."""
 
     name: str
     packages: list[str]
     """Names in the job's record of imported packages."""
     files: list[str]
-    """Beginnings of its files' paths, from the folder of installed packages."""
+    """Prefixes of its files' paths, relative to the folder of installed packages."""
     parts: dict[str, str] = {}
-    """Names of packages among its files that are made with it, such as trl."""
+    """Packages among its files that are built on it, such as trl: package → name."""
     loops: list[str] = []
-    """Functions that run its training loop, named with their class: a user calls them once."""
+    """Functions with their class that run its training loop; a user calls them once."""
     step: str | None = None
-    """Python for ``step``, the number of the optimizer step, in a function of the user's that the loop calls."""
+    """Python expression for ``step``, the number of the optimizer step, in a user function called by the loop."""
     rank: str | None = None
     """The same for ``rank``."""
     objects: dict[str, FrameworkObject] = {}
@@ -82,8 +82,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     calls: list[FrameworkCall] = []
 
 
-class InFramework(NamedTuple):
-    """A framework through which a line came to torch, and its version, "" if unknown."""
+class FrameworkVersion(NamedTuple):
+    """A framework through which a line called torch, and its version, "" if unknown."""
 
     framework: Framework
     version: str
@@ -100,24 +100,24 @@ NAMES: Mapping[str, Any] = dict.fromkeys(
     "beside_share": None,
     "own": [],
 }
-"""What conditions and texts of a rule read under ``framework``, here without one: the framework through which its first line came to
-torch; the function of its ``calls``, or the innermost one; whether its own loop called that; ``fixed``: whether that holds for all lines of
-the finding, and no setting is known that changes it; ``by_script``: whether the line is the script's, and not
-the framework's own, as under its command; ``beside``: functions of such fixed lines, if other lines are not, and
-their share of the calls, if known; ``own``: lines that no framework's loop called."""
+"""Names under ``framework`` in conditions and texts of rules, with their values if there is no framework. ``name``: framework through
+which the finding's first line called torch; ``function``: its function in ``calls``, or else the innermost one; ``in_loop``: whether the
+framework's own loop called it; ``fixed``: whether that holds for all lines of the finding and no known setting changes it;
+``by_script``: whether the line is the script's, not the framework's own; ``beside``: functions of fixed lines if other lines are not
+fixed, with ``beside_share``, their share of the calls, if known; ``own``: lines that no framework's loop called."""
 
 
 def changeable_first(
     frameworks: Sequence[Framework], where: Sequence[Mapping[str, Any]], job: Mapping[str, Any]
 ) -> list[Mapping[str, Any]]:
-    """Lines of a finding; last those of a framework's own loop that no known setting changes."""
+    """The lines of a finding, with those of a framework's own loop that no known setting changes last."""
     return sorted(where, key=lambda line: _is_fixed(_names_of(frameworks, line, job)))
 
 
 def names(
     frameworks: Sequence[Framework], where: Sequence[Mapping[str, Any]], job: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """:data:`NAMES` of the lines of a finding, in a job."""
+    """Values of :data:`NAMES` for the lines of a finding in a job."""
     lines = changeable_first(frameworks, where, job)
     each = [_names_of(frameworks, line, job) for line in lines]
     if not each:
@@ -142,7 +142,7 @@ def _names_of(
 ) -> dict[str, Any]:
     found = called_through(frameworks, where, job)
     if found is None:
-        return _around(frameworks, where, job)
+        return _names_in_framework_call(frameworks, where, job)
     through, framework = where["through"], found.framework
     own = [frame for frame in through if _framework_of(frameworks, frame["file"]) is framework]
     calls = ((call, frame) for frame in through if (call := _call_of(found, frame)) is not None)
@@ -155,13 +155,17 @@ def _names_of(
         **({} if call is None else _row_names(found, call)),
         **_part_of(found, frame, job),
     }
-    return names | _own_call(framework, where, frame if call else through[-1]) if names["in_loop"] else names
+    return (
+        names | _names_of_hook_call(framework, where, frame if call else through[-1])
+        if names["in_loop"]
+        else names
+    )
 
 
-def _around(
+def _names_in_framework_call(
     frameworks: Sequence[Framework], where: Mapping[str, Any], job: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """:data:`NAMES` of a line that a function of a framework's ``calls`` calls, such as its evaluation, or that is in it."""
+    """Values of :data:`NAMES` for a line in, or called by, a function in a framework's ``calls``, such as its evaluation."""
     callers = where.get("callers") or ()
     loop = loop_in([each["file"] for each in callers])
     own = _framework_of(frameworks, where["file"]) is not None
@@ -171,14 +175,14 @@ def _around(
     return dict(NAMES) if found is None or call is None else dict(NAMES) | _row_names(found, call)
 
 
-def _call_of(found: InFramework, frame: Mapping[str, Any]) -> FrameworkCall | None:
-    """The function in the framework's ``calls`` that a frame is in."""
+def _call_of(found: FrameworkVersion, frame: Mapping[str, Any]) -> FrameworkCall | None:
+    """The entry of the framework's ``calls`` for the function of a frame."""
     calls = (each for each in found.framework.calls if _is_named(frame, each.function))
-    return next((each for each in calls if _is_in(found.version, each.since, None)), None)
+    return next((each for each in calls if _is_in_range(found.version, each.since, None)), None)
 
 
-def _part_of(found: InFramework, frame: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
-    """``name`` and ``version`` of a framework, or of the package among its :attr:`Framework.parts` that a frame lies in."""
+def _part_of(found: FrameworkVersion, frame: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+    """``name`` and ``version`` of the framework, or of the package in its :attr:`Framework.parts` that contains a frame."""
     package = _INSTALLED.sub("", frame["file"]).replace("\\", "/").partition("/")[0]
     if package not in found.framework.parts:
         return {"name": found.framework.name, "version": found.version}
@@ -188,7 +192,7 @@ def _part_of(found: InFramework, frame: Mapping[str, Any], job: Mapping[str, Any
     }
 
 
-def _row_names(found: InFramework, call: FrameworkCall) -> dict[str, Any]:
+def _row_names(found: FrameworkVersion, call: FrameworkCall) -> dict[str, Any]:
     return {
         "name": found.framework.name,
         "version": found.version,
@@ -198,13 +202,15 @@ def _row_names(found: InFramework, call: FrameworkCall) -> dict[str, Any]:
 
 
 def _is_named(frame: Mapping[str, Any], name: str) -> bool:
-    """Whether a frame's function is ``name``, with its class or the end of that; Python 3.10 and older record no class."""
+    """Whether a frame's function is ``name``, with or without its class; Python 3.10 and older record no class."""
     function = frame["function"]
     return f".{function}".endswith(f".{name}") or function == name.rpartition(".")[2]
 
 
-def _own_call(framework: Framework, where: Mapping[str, Any], called: Mapping[str, Any]) -> dict[str, Any]:
-    """The :data:`NAMES` that differ where a hook of the user's calls that function of the framework: the call is the one to change."""
+def _names_of_hook_call(
+    framework: Framework, where: Mapping[str, Any], called: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Changed :data:`NAMES` if a user's hook calls that function of the framework: the user's call is then the line to change."""
     if loop_in([each["file"] for each in where.get("callers", ())]) is None or framework.step is None:
         return {}
     return {
@@ -218,8 +224,8 @@ def _own_call(framework: Framework, where: Mapping[str, Any], called: Mapping[st
 _STEP, _RANK = re.compile(r"\bstep %"), re.compile(r"\brank (?:==|in) ")
 
 
-def in_hook(frameworks: Sequence[Framework], fix: Fix, where: Sequence[Mapping[str, Any]]) -> Fix:
-    """The fix with what ``step`` and ``rank`` in its code are, if a framework's loop calls the function in which the first line is."""
+def with_hook_variables(frameworks: Sequence[Framework], fix: Fix, where: Sequence[Mapping[str, Any]]) -> Fix:
+    """The fix, with definitions of ``step`` and ``rank`` if its code uses them and a framework's loop calls the first line's function."""
     files = [each["file"] for each in where[0].get("callers", ())] if where else []
     loop = loop_in(files)
     framework = None if loop is None else _framework_of(frameworks, files[loop])
@@ -234,8 +240,8 @@ def in_hook(frameworks: Sequence[Framework], fix: Fix, where: Sequence[Mapping[s
 
 
 def fixes_of(framework: Mapping[str, Any], tree: Mapping[str, Any]) -> list[Fix]:
-    """What changes a call of the framework's own loop, or of one of its functions that the script calls, by its :data:`NAMES`; nothing
-    where that is not known."""
+    """The fix for a call in the framework's own loop, or of one of its functions that the script calls, from its :data:`NAMES`; []
+    if none is known."""
     if framework["setting"] is None:
         return []
     return [
@@ -255,16 +261,16 @@ _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]", re.DOTALL)
 
 def called_through(
     frameworks: Sequence[Framework], where: Mapping[str, Any] | None, job: Mapping[str, Any]
-) -> InFramework | None:
-    """The framework that a user's line calls on its way to torch; None if it calls torch itself, or a framework not in the table."""
+) -> FrameworkVersion | None:
+    """The framework through which a user's line calls torch; None if it calls torch itself, or a framework not in the table."""
     through = (where or {}).get("through") or ()
     imported = job.get("frameworks") or {}
-    # The outermost is what the user called: transformers calls accelerate.
+    # The outermost one is the user's choice: transformers calls accelerate.
     for frame in reversed(through):
         framework = _framework_of(frameworks, frame["file"])
         if framework is not None:
             version = next((imported[name] for name in framework.packages if imported.get(name)), "")
-            return InFramework(framework, version)
+            return FrameworkVersion(framework, version)
     return None
 
 
@@ -273,8 +279,8 @@ def _framework_of(frameworks: Sequence[Framework], path: str) -> Framework | Non
     return next((each for each in frameworks if any(map(file.startswith, each.files))), None)
 
 
-def _is_in(version: str, since: str | None, before: str | None) -> bool:
-    """Whether a version lies in a range; an unknown one does."""
+def _is_in_range(version: str, since: str | None, before: str | None) -> bool:
+    """Whether a version is in a range; True if it is unknown."""
     if not version:
         return True
     return (since is None or words.since(version, since)) and (
@@ -282,20 +288,20 @@ def _is_in(version: str, since: str | None, before: str | None) -> bool:
     )
 
 
-def in_words_of(
+def as_framework_settings(
     frameworks: Sequence[Framework],
     fix: Fix,
     settings: Mapping[str, str],
     title: str,
     tree: Mapping[str, Any],
 ) -> Fix | None:
-    """A fix in the words of the framework that called the constructor which takes its ``settings``; ``title`` is the template of its title.
-    None where no framework did, or the table lacks a setting for its version."""
+    """A fix as settings of the framework that called the constructor which takes its ``settings``. ``title``: template of its title.
+    None if no framework called it, or the table lacks a setting for its version."""
     families = {name.partition(".")[0] for name in settings}
     if len(families) != 1 or not families <= {"ddp", "loader", "engine"}:
         return None
     (family,) = families
-    # An engine's own line is that of the finding.
+    # The line of an engine is that of the finding.
     where = next(iter(tree["where"]), None) if family == "engine" else tree[family]["where"]
     found = called_through(frameworks, where, tree["job"])
     known = [] if found is None else [_row(found, name) for name in settings]
@@ -307,20 +313,20 @@ def in_words_of(
     arguments = ", ".join(_arguments(rows, settings, tree))
     target = found.framework.objects[rows[0].object]
     form = words.render_snippet(target.form, {**tree, "arguments": arguments})
-    # The line of the constructor is the framework's call, not the one to change.
-    nowhere = {name: tree[name] | {"where": None} for name in ("ddp", "loader")} | {"where": []}
+    # The line of the constructor is in the framework, and is not the line to change.
+    without_lines = {name: tree[name] | {"where": None} for name in ("ddp", "loader")} | {"where": []}
     return msgspec.structs.replace(
         fix,
-        title=f"{words.render(title, {**tree, **nowhere})} ({found.framework.name}: {rows[0].object}({arguments}))",
+        title=f"{words.render(title, {**tree, **without_lines})} ({found.framework.name}: {rows[0].object}({arguments}))",
         snippet="\n".join([*(row.imports for row in rows if row.imports), form]),
         docs=[rows[0].source, *fix.docs],
         changed_at=target.calls,
     )
 
 
-def _row(found: InFramework, setting: str) -> FrameworkSetting | None:
+def _row(found: FrameworkVersion, setting: str) -> FrameworkSetting | None:
     rows = (row for row in found.framework.settings if row.setting == setting)
-    return next((row for row in rows if _is_in(found.version, row.since, row.before)), None)
+    return next((row for row in rows if _is_in_range(found.version, row.since, row.before)), None)
 
 
 def _arguments(
@@ -338,7 +344,7 @@ _PYTHON = {"true": "True", "false": "False"}
 
 
 def check(frameworks: Sequence[Framework]) -> None:
-    """Raises ValueError for a row that names no object of its framework, or a template that cannot be used."""
+    """Raises ValueError for a row that names an unknown object of its framework, or an invalid template."""
     for framework in frameworks:
         for row in framework.settings:
             if row.object not in framework.objects:

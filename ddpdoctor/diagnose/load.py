@@ -47,7 +47,7 @@ def _may_have_entry_points() -> bool:
 
 
 def _declarations(folder: str) -> Iterator[bytes]:
-    """Yields the content of each ``entry_points.txt`` of the packages in ``folder``. Raises OSError if it is no folder."""
+    """Yields the content of each ``entry_points.txt`` of the packages in ``folder``. Raises OSError if it is not a folder."""
     if not os.path.lexists(folder):
         return
     with os.scandir(folder) as entries:
@@ -87,10 +87,10 @@ def packaged_folder() -> Path:
 
 
 def load_rules(folders: Iterable[Path | str] = (), *, entry_points: bool = True) -> RuleSet:
-    """Read the pack, then installed packages' rules, then ``folders``; a later rule overrides an earlier one of the same id.
+    """Read the pack, then installed packages' rules, then ``folders``. A later rule overrides an earlier one with the same id.
 
     Raises:
-        RuleError: a folder is missing or a file is wrong; the message names file, field and reason.
+        RuleError: a folder is missing or a file is invalid; the message names file, field and reason.
     """
     packaged = packaged_folder()
     pack = read_folder(packaged)
@@ -103,7 +103,7 @@ def load_rules(folders: Iterable[Path | str] = (), *, entry_points: bool = True)
 
 
 def read_folder(folder: Path) -> dict[str, Rule]:
-    """Read ``<family>/<name>.yaml`` under ``folder``, sorted by id; :class:`RuleError` if one is wrong."""
+    """Read ``<family>/<name>.yaml`` under ``folder``, sorted by id. Raises :class:`RuleError` if one is invalid."""
     if not folder.is_dir():
         raise RuleError(f"{folder}: no such folder of rules")
     files = sorted(file for pattern in ("*/*.yaml", "*/*.yml") for file in folder.glob(pattern))

@@ -22,7 +22,7 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     value: float
     source: str
-    """Where the number comes from: a published rule, a measurement, or the reasoning behind it."""
+    """Source of the number: a published rule, a measurement, or the reasoning behind it."""
     unit: str = ""
 
 
@@ -33,7 +33,7 @@ class Applies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     otherwise: str
     """Reason in the list of skipped rules if the condition is false."""
     lacks_data: bool = False
-    """Whether the rule then lacks data; otherwise it does not apply to the job."""
+    """Whether a false condition means that data are missing, not that the rule does not apply to the job."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,12 +59,12 @@ class Tested(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How the pack's tests run a Python snippet in a training of two ranks on CPUs."""
 
     stands: Literal["setup", "wrap", "step", "train", "update", "loop", "after", "loader"]
-    """Before the loop; instead of the call that wraps the model with DDP; at the end of each step; instead of forward, backward and
-    update; instead of backward and update; instead of the loop; after the loop; or instead of the training, a loader alone."""
+    """Position of the snippet: before the loop; instead of the call that wraps the model with DDP; at the end of each step; instead of
+    forward, backward and update; instead of backward and update; instead of the loop; after the loop; a loader alone without training."""
     job: list[Literal["unused", "accumulates", "adam", "uneven"]] = []
-    """What the training has besides: an unused layer, micro-batches, Adam, more batches on one rank."""
+    """Additional properties of the training: an unused layer, micro-batches, Adam, more batches on one rank."""
     results: Literal["same bits", "last bits", "other", "no training"]
-    """How the parameters differ at most from those of the same training without the snippet."""
+    """Largest expected difference of the parameters from those of the same training without the snippet."""
 
 
 class FixText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,7 +74,7 @@ class FixText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     why: str
     when: str | None = None
     investigates: bool = False
-    """Whether it is a step to find the cause, and changes nothing: shown as "Next step", not as "Fix"."""
+    """Whether it is a step to find the cause and changes nothing. It is shown as "Next step", not as "Fix"."""
     snippet: str | None = None
     tested: Tested | None = None
     """None: no test runs the snippet."""
@@ -83,7 +83,7 @@ class FixText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     settings: dict[str, str] = {}
     """Settings that ``ddpdoctor try`` changes to test this fix: name → value, a template."""
     in_frameworks: dict[str, str] = {}
-    """The same, of what it cannot change or cannot know: only for the words of frameworks, see ``frameworks.yaml``."""
+    """Further settings, which ``ddpdoctor try`` cannot change or does not know; only for fixes in frameworks, see ``frameworks.yaml``."""
 
 
 class RuleTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,7 +123,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     frameworks: list[Framework] = []
     """The table of ``frameworks.yaml``."""
     close: str = ""
-    """Text added to the explanation if the cost depends on whether computation waits for collectives, and the data do not show it."""
+    """Text added to the explanation if the cost depends on whether computation waits for collectives and the data do not show it."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,17 +139,17 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     limits: str
     """When the finding is wrong."""
     when: str = "true"
-    """CEL over facts, ``t`` (thresholds) and ``cost``; a rule with costs fires only if one was measured."""
+    """CEL over facts, ``t`` (thresholds) and ``cost``. A rule with costs fires only if one was measured."""
     costs: str | list[str] | None = None
-    """Path of a Cost in the facts; of several, the largest counts."""
+    """Path of a Cost in the facts; if there are several, the largest one counts."""
     costs_ms: str | None = None
     """CEL: milliseconds per step, for rules without a Cost; null: a finding without a cost."""
     costs_s: str | None = None
-    """CEL: seconds of this run that are lost outside of ordinary steps; null: none. Such a finding has no cost per step."""
+    """CEL: seconds of this run lost outside of ordinary steps; null: none. Such a finding has no cost per step."""
     recurs: bool = False
-    """Whether the cost ``costs_s`` recurs during a run, as evaluations do, so that a longer run loses more by it."""
+    """Whether the cost ``costs_s`` recurs during a run (like evaluations), so that a longer run loses more."""
     event: str | None = None
-    """Path of a RunEvent in the facts that says in which steps the cost falls."""
+    """Path of a RunEvent in the facts with the steps in which the cost occurs."""
     severity: Literal["critical", "warning", "info"] | None = None
     """Fixed severity, for findings without a cost; otherwise it follows from the cost."""
     severity_most: Literal["warning", "info"] | None = None
@@ -159,10 +159,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     stops: bool = False
     """Whether the rule reports that the job stopped; such findings come first."""
     upper_bound: bool | None = None
-    """Whether the cost is an upper bound of the saving; null: if ``severity_most`` is set or ``upper_bound_when`` holds. False: an
-    estimate."""
+    """Whether the cost is an upper bound of the saving; null: if ``severity_most`` is set or ``upper_bound_when`` holds. False: the cost is
+    an estimate."""
     upper_bound_when: str | None = None
-    """CEL: if true, the cost is such an upper bound, else the time that a fix saves."""
+    """CEL: if true, the cost is an upper bound of the saving; otherwise it is the saving."""
     applies: list[Applies] = []
     needs: list[str] = []
     """Facts without which the rule is skipped."""
@@ -173,37 +173,36 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ranks: str | None = None
     """Path of the ranks that cause the cost, for rules without a Cost."""
     only_unexplained: bool = False
-    """Whether the rule is applied only to those of its ``ranks`` that no other finding names."""
+    """Whether the rule applies only to those of its ``ranks`` that no other finding reports."""
     where: str | None = None
     """Path of the user's source line, used if the cost has none."""
     where_leads: bool = False
     """Whether that line precedes the cost's own lines, for example if a setting on it causes the cost."""
     fixes: list[FixText]
     bound: dict[str, str] = {}
-    """Settings that ``ddpdoctor try`` changes to simulate a job without the cause; a job cannot train with them."""
+    """Settings that ``ddpdoctor try`` changes to simulate a job without the cause. A job cannot train with them."""
     thresholds: dict[str, Threshold] = {}
     tests: list[RuleTest]
 
     @property
     def cost_paths(self) -> list[str]:
-        """All paths in ``costs``."""
         if self.costs is None:
             return []
         return [self.costs] if isinstance(self.costs, str) else self.costs
 
     @property
     def read_more(self) -> str | None:
-        """The first page in the ``docs`` of the first fix that has one."""
+        """The first page in the ``docs`` of the fixes."""
         return next((page for fix in self.fixes for page in fix.docs), None)
 
     @property
     def effects(self) -> list[Effect]:
-        """``effect_of`` in its long form."""
+        """``effect_of`` with every entry as an :class:`Effect`."""
         return [Effect(rule=entry) if isinstance(entry, str) else entry for entry in self.effect_of]
 
 
 def read_rule(path: Path, rule_id: str) -> Rule:
-    """Read and check one rule file; :class:`RuleError` names the file, the field and the reason."""
+    """Read and check one rule file. The :class:`RuleError` names the file, the field and the reason."""
     return checked_rule(read_file(path), path, rule_id)
 
 
@@ -222,7 +221,7 @@ def read_file(path: Path) -> bytes:
 
 
 def checked_rule(content: bytes, path: Path, rule_id: str) -> Rule:
-    """Decode and check a rule, ``content`` of ``path``; :class:`RuleError` names the file, the field and the reason."""
+    """Decode and check a rule, the ``content`` of ``path``. The :class:`RuleError` names the file, the field and the reason."""
     rule: Rule = _decode(content, path, Rule)
     if rule.id != rule_id:
         raise RuleError(f"{path}: field `id`: is {rule.id!r}, but the file's path says {rule_id!r}")
@@ -269,7 +268,7 @@ def _no_fact(path: str) -> str:
 
 
 def checked_common(content: bytes, path: Path) -> Common:
-    """Decode and check ``common.yaml``; :class:`RuleError` names the file, the field and the reason."""
+    """Decode and check ``common.yaml``. The :class:`RuleError` names the file, the field and the reason."""
     common: Common = _decode(content, path, Common)
     expressions, templates = [("cost_when", common.cost_when)], [("close", common.close)]
     if (shown := common.cost_shown) is not None:
@@ -283,7 +282,7 @@ def checked_common(content: bytes, path: Path) -> Common:
 
 
 def checked_frameworks(content: bytes, path: Path) -> list[Framework]:
-    """Decode and check ``frameworks.yaml``; :class:`RuleError` names the file, the field and the reason."""
+    """Decode and check ``frameworks.yaml``. The :class:`RuleError` names the file, the field and the reason."""
     frameworks: list[Framework] = _decode(content, path, list[Framework])
     try:
         check(frameworks)
@@ -334,7 +333,7 @@ def _check_expansion(value: Any) -> None:
 
 
 def _is_readable(path: str) -> bool:
-    """Whether ``path`` is a fact, a threshold, or a field of a cost, which conditions may read."""
+    """Whether conditions may read ``path``: a fact, a threshold, or a field of a cost or framework."""
     root, _, rest = path.partition(".")
     if root in ("cost", "cause"):
         return not rest or facts_view.is_fact(f"late.total.{rest}")

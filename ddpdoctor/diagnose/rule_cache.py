@@ -2,7 +2,7 @@
 
 The key is a hash of the files' content, of the code that reads and checks them, and of the installed packages that this code
 uses. Entries are MessagePack data, never code. An entry that cannot be read, or that another user can write, is ignored and
-written again.
+replaced.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CachedResult(Generic[T]):
     def __init__(self, kind: type[T], contents: Mapping[str, bytes]) -> None:
         self._decoder = msgspec.msgpack.Decoder(kind)
         self._entry: Path | None = None
-        with contextlib.suppress(OSError, RuntimeError):  # no home folder; or installed where no files are
+        with contextlib.suppress(OSError, RuntimeError):  # no home folder, or installed without files
             self._entry = cache_folder("rules") / f"{_key(kind, contents)}{_SUFFIX}"
 
     def read(self) -> T | None:
@@ -78,7 +78,7 @@ class CachedResult(Generic[T]):
                 replace_file(self._entry, lambda stream: stream.write(_checksum(data) + data))
                 keep_newest(self._entry.parent, _SUFFIX, max_files=_MAX_ENTRIES)
         except (OSError, OverflowError, TypeError, ValueError):
-            pass  # a rule's test can have a YAML value that MessagePack does not have
+            pass  # a rule's test may have a YAML value that MessagePack lacks
 
 
 def _checksum(data: bytes) -> bytes:

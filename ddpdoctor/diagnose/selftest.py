@@ -26,7 +26,7 @@ class TestResult(msgspec.Struct, frozen=True):
 
 
 def run_tests(rule: Rule, common: Common) -> list[TestResult]:
-    """Run all tests of a rule, each alone with the rule."""
+    """Run all tests of a rule, with this rule alone."""
     return [TestResult(rule.id, test.name, _failures(rule, common, test)) for test in rule.tests]
 
 

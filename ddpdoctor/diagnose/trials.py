@@ -72,7 +72,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, rename={"settings": "se
     finding: Text | None = None
     """Rule of the finding that suggests it."""
     bound: bool = False
-    """Whether it simulates a job without the cause of the finding, with which a job cannot train."""
+    """Whether it simulates a job without the cause of the finding; a job cannot train with these settings."""
     expected_ms: Time | None = None
     """Step time that the diagnosis predicts, scaled to the baseline measured here."""
     expected_range_ms: Interval | None = None
@@ -120,7 +120,7 @@ class TrialsReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: Texts = []
 
     def best(self) -> Variant | None:
-        """The fastest variant that is faster and with which a job can train; None if there is none."""
+        """The fastest variant that is faster and can train; None if there is none."""
         faster = [each for each in self.variants if each.verdict == "faster" and not each.bound]
         return min(
             faster, key=lambda each: each.change if each.change is not None else math.inf, default=None
@@ -154,7 +154,7 @@ def read_trials(path: Path) -> TrialsReport:
 
 
 def validation_error(report: TrialsReport) -> str | None:
-    """Description of the first value in ``report`` that its type allows and no experiment gives; None if there is none."""
+    """Description of the first value in ``report`` that its type allows but no experiment produces; None if there is none."""
     for variant in report.variants:
         if variant.verdict not in VERDICTS:
             return f"a verdict that is none of {', '.join(VERDICTS)}"

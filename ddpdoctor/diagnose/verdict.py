@@ -1,5 +1,5 @@
-"""What all findings say together: their order and causes; whether the measured numbers are consistent; the first sentence of a report; and
-the waterfall chart's bars.
+"""Orders findings and relates effects to causes, checks that the measured numbers are consistent, and makes the first sentence of a report
+and the bars of the waterfall chart.
 
 If numbers are inconsistent, findings with a cost are withheld. One inconsistency is an exception: a few long steps that no
 rule explains. They are reported and make the job unhealthy, but do not affect findings on the other steps.
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 ANY = "*"
-"""As an effect's rule: any finding that has a cost and at least warns."""
+"""As an effect's rule: any finding that has a cost and is at least a warning."""
 
-MANY_TIMES = 4.0
-"""So many times a measured price, a bound comes before it."""
+BOUND_DISCOUNT = 4.0
+"""A bound precedes a measured cost if it is more than this multiple of it."""
 
 
 class RuleHit(msgspec.Struct, frozen=True):
-    """A finding with its rule and the cost that priced it."""
+    """A finding with its rule and its cost."""
 
     finding: Finding
     rule: Rule
@@ -60,17 +60,17 @@ class RuleHit(msgspec.Struct, frozen=True):
 def order_findings(
     hits: list[RuleHit], context: Mapping[str, Any], thresholds: Mapping[str, float], errors: list[str]
 ) -> list[Finding]:
-    """Return causes by cost, then effects by cost with ``caused_by``; broken conditions go to ``errors``."""
+    """Return causes by cost, then effects by cost with ``caused_by``. Invalid conditions are added to ``errors``."""
     weights = _weights(hits, context, thresholds)
     by_cost = sorted(hits, key=lambda hit: (weights[hit.rule.id], not hit.severity_capped), reverse=True)
     causes: dict[str, str] = {}
-    # Rules that any finding can explain come last, because they name the root cause.
+    # Rules that any finding can explain come last, because they get the root cause.
     for entry in sorted(by_cost, key=lambda hit: any(effect.rule == ANY for effect in hit.rule.effects)):
         for other in by_cost:
-            if other is not entry and not _follows(other.rule.id, entry.rule.id, causes):
+            if other is not entry and not _is_effect_of(other.rule.id, entry.rule.id, causes):
                 try:
                     explained = any(_explains(effect, other, entry, context) for effect in entry.rule.effects)
-                except Exception as error:  # with a broken condition, the finding has no cause
+                except Exception as error:  # if its condition is invalid, the finding has no cause
                     errors.append(f"{entry.rule.id}: effect_of: {' '.join(str(error).split())[:300]}")
                     break
                 if explained:
@@ -90,7 +90,7 @@ def order_findings(
 def _weights(
     hits: Sequence[RuleHit], context: Mapping[str, Any], thresholds: Mapping[str, float]
 ) -> dict[str, float]:
-    """By rule, what orders its finding: its loss, but one with a capped severity ranks below all findings of higher severities."""
+    """Rule id → sort key of its finding: its loss. A finding with a capped severity ranks below all findings of higher severities."""
     floor = {"critical": thresholds["critical_share"], "warning": thresholds["warning_share"]}
 
     def own(hit: RuleHit) -> float:
@@ -111,21 +111,20 @@ def _weights(
 
 
 def _discount(finding: Finding) -> float:
-    """By what the loss of a finding is divided for its place: a measured price comes before a bound or an assumption, and what costs
-    something for sure before what may cost nothing, unless the latter is many times as much."""
+    """Divisor of a finding's loss in the sort order: larger for an upper bound or an estimate, and for a cost that may be zero."""
     is_bound = finding.at_most or finding.estimated
-    return MANY_TIMES**is_bound * MANY_TIMES ** includes_zero(finding)
+    return BOUND_DISCOUNT**is_bound * BOUND_DISCOUNT ** includes_zero(finding)
 
 
 def includes_zero(finding: Finding) -> bool:
-    """Whether it may cost nothing: its range includes 0, though it is said of every step. (What happens in some steps was seen there.)"""
+    """Whether its interval includes 0, for a cost in every step. A cost in some steps was observed there."""
     ends_ms = finding.costs_ms_per_step_range
     return ends_ms is not None and ends_ms[0] <= 0.0 and finding.persistence in (None, "always")
 
 
 def _loss(finding: Finding, run: Mapping[str, Any], thresholds: Mapping[str, float]) -> float:
-    """Share that orders findings: of the step, or of the run for what is lost outside of ordinary steps. What happens once in a short run
-    counts least, as it says nothing of a longer one."""
+    """Share used as sort key: of the step, or of the run for losses outside of ordinary steps. For a one-time loss in a short run it is 0,
+    because it does not apply to longer runs."""
     if finding.costs_ms_per_step is not None or not finding.happens_once:
         return finding.share or finding.share_of_run or 0.0
     is_long = run["wall_s"] is not None and run["wall_s"] >= thresholds["short_run_s"]
@@ -141,7 +140,7 @@ def _explains(effect: Effect, cause: RuleHit, entry: RuleHit, context: Mapping[s
     elif cause.capped_to_info and cause.from_short_window and entry.finding.severity != "info":
         # Outlier steps of a short window do not explain a cost in all its steps.
         return False
-    elif includes_zero(cause.finding) and _surely_more(entry.finding, cause.finding):
+    elif includes_zero(cause.finding) and _is_surely_costlier(entry.finding, cause.finding):
         return False
     if effect.when is None:
         return True
@@ -149,20 +148,20 @@ def _explains(effect: Effect, cause: RuleHit, entry: RuleHit, context: Mapping[s
     return evaluate(effect.when, names) is True
 
 
-def _surely_more(finding: Finding, other: Finding) -> bool:
-    """Whether the whole range of a cost is above the other's cost per step."""
+def _is_surely_costlier(finding: Finding, other: Finding) -> bool:
+    """Whether the whole interval of a cost is above the other's cost per step."""
     ends_ms, other_ms = finding.costs_ms_per_step_range, other.costs_ms_per_step
     return ends_ms is not None and other_ms is not None and ends_ms[0] > other_ms
 
 
 def _root(rule_id: str, causes: Mapping[str, str]) -> str:
-    """Return the root cause of ``rule_id``, itself if it has no cause."""
+    """Return the root cause of ``rule_id``, or itself if it has no cause."""
     while rule_id in causes:
         rule_id = causes[rule_id]
     return rule_id
 
 
-def _follows(rule_id: str, other_id: str, causes: Mapping[str, str]) -> bool:
+def _is_effect_of(rule_id: str, other_id: str, causes: Mapping[str, str]) -> bool:
     """Whether ``rule_id`` is a direct or indirect effect of ``other_id``."""
     seen: str | None = rule_id
     while seen is not None:
@@ -173,7 +172,7 @@ def _follows(rule_id: str, other_id: str, causes: Mapping[str, str]) -> bool:
 
 
 _MIN_UNMATCHED_STEPS = 2
-"""Least number of steps for a verdict if collectives could not be matched."""
+"""Fewest steps for a verdict if collectives could not be matched."""
 
 
 def verdict(
@@ -192,7 +191,7 @@ def verdict(
     """
     warnings = [finding for finding in outcome.findings if finding.severity != "info"]
     top = _headline_of(warnings)
-    # That the job stopped follows from no measured number.
+    # The fact that a job stopped does not depend on measured numbers.
     stops = top is not None and top.rule in outcome.stopping
     if outcome.contradictions and not stops and (top is None or top.costs_ms_per_step is None):
         why = f"Cannot tell: the measured numbers contradict each other: {outcome.contradictions[0]}."
@@ -204,7 +203,7 @@ def verdict(
 
 
 def _why_unknown(outcome: Outcome, coverage: Coverage, matched: bool, stopped: str | None) -> str | None:
-    """The headline of a job without warnings of which too little was measured to call it healthy; None if enough was."""
+    """The headline of a job without warnings if too little was measured to call it healthy; else None."""
     if coverage.steps == 0 and stopped is not None:
         return stopped
     if outcome.unexplained:
@@ -220,7 +219,7 @@ def _why_unknown(outcome: Outcome, coverage: Coverage, matched: bool, stopped: s
 
 
 def _healthy(outcome: Outcome, coverage: Coverage, marked: bool) -> str:
-    """The headline of a job without warnings."""
+    """The headline of a job without warnings if enough was measured."""
     share = outcome.thresholds["warning_share"]
     steps = f"{words.count(coverage.steps, 'step') if marked else 'one recording'} of {words.count(coverage.ranks, 'rank')}"
     evaluated = len(outcome.checked) + len(outcome.findings)
@@ -241,7 +240,7 @@ def _healthy(outcome: Outcome, coverage: Coverage, marked: bool) -> str:
 
 
 def _headline_of(warnings: Sequence[Finding]) -> Finding | None:
-    """The first; but if it may cost nothing, the first cause that was measured to cost something, where there is one."""
+    """The first finding; if its cost may be zero, the first cause with a measured, non-zero cost, if there is one."""
     if not warnings or not includes_zero(warnings[0]):
         return next(iter(warnings), None)
     sure = (
@@ -255,8 +254,8 @@ def _headline_of(warnings: Sequence[Finding]) -> Finding | None:
 
 
 def waterfall(mean_ms: float | None, outcome: Outcome) -> list[WaterfallBar]:
-    """Bars for the measured step time, the cost of each finding, and the rest. Costs overlap, so later ones are limited to the
-    rest."""
+    """Bars for the measured step time, the cost of each finding, and the remaining time. Costs overlap, so each is limited to the
+    remaining time."""
     if mean_ms is None:
         return []
     bars, left = [WaterfallBar("measured step", mean_ms)], mean_ms
@@ -294,7 +293,7 @@ def contradictions(
 
 
 def without_contradictions(outcome: Outcome, facts: Mapping[str, Any]) -> Outcome:
-    """``outcome`` with the inconsistencies of the numbers as errors, and without findings that have a cost, whose rules become
+    """``outcome`` with the inconsistencies of the numbers as errors and without findings that have a cost; their rules become
     skipped. If the only inconsistency is a few unexplained long steps, the findings stay."""
     found = contradictions(facts, outcome.findings, outcome.thresholds)
     if not found:
@@ -316,7 +315,7 @@ def without_contradictions(outcome: Outcome, facts: Mapping[str, Any]) -> Outcom
 
 
 def withheld(outcome: Outcome, doubtful: Sequence[Finding], why: str) -> Outcome:
-    """``outcome`` without these findings and their effects, whose rules become skipped for this reason."""
+    """``outcome`` without these findings and their effects; their rules become skipped with the reason ``why``."""
     rules = {each.rule for each in doubtful}
     left_out = [each for each in outcome.findings if each in doubtful or each.caused_by in rules]
     return replace(

@@ -1,5 +1,5 @@
-"""Jinja2 filters and rendering for rule texts: numbers with units, ranks, source lines, frequency; and rewording for a job of two ranks,
-one recorded rank, or unmarked steps."""
+"""Jinja2 filters and rendering for rule texts: numbers with units, ranks, source lines, frequency. Also rewords texts for a job of two
+ranks, one recorded rank, or unmarked steps."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def hours(value: float) -> str:
 
 
 _SECONDS_BELOW_HOURS, _DAYS_FROM_HOURS = 0.025, 48
-"""In hours: less than the first (90 s) is given in seconds, more than the second in days."""
+"""In hours: below the first value (90 s), seconds are shown; from the second on, days."""
 THIS_WORK = "...                # this work"
-"""Line of a snippet that stands for the finding's work, where the text of the line that calls it is unknown."""
+"""Line of a snippet that represents the finding's work if the text of the calling line is unknown."""
 _NAME = re.compile(r"[\w.:<>]+")
 """An operation's name that needs no quotation marks in a sentence."""
 _ROUNDS_TO_ZERO_BELOW = 0.005
 _MIN_DIFFERENCE = 0.2
-_NOTHING = 0.01
-"""A saving below this part of the cost counts as none."""
+_MIN_SAVING_SHARE = 0.01
+"""A saving below this share of the cost counts as none."""
 
 
 def number(value: float) -> str:
@@ -91,25 +91,25 @@ def count(value: float, noun: str) -> str:
 
 
 def ranks(culprits: Sequence[int] | None, job: Mapping[str, Any] | None = None) -> str:
-    """[1] -> "rank 1", [1, 3, 5] -> "ranks 1, 3 and 5", [0, 8, 9, 10] -> "ranks 0 and 8 to 10", None -> "all ranks", or "all 5
-    recorded ranks" if not all of the ``job`` were recorded; long lists are cut."""
+    """[1] -> "rank 1", [1, 3, 5] -> "ranks 1, 3 and 5", [0, 8, 9, 10] -> "ranks 0 and 8 to 10". None -> "all ranks", or "all 5 recorded
+    ranks" if not all ranks of the ``job`` were recorded. Long lists are truncated."""
     if not culprits:
-        return _all_of(job or {})
+        return _all_recorded_ranks(job or {})
     return ranks_in_words(culprits)
 
 
 def verb(culprits: Sequence[int] | None, one: str, many: str, job: Mapping[str, Any] | None = None) -> str:
-    """Return ``one`` or ``many``, whichever agrees with :func:`ranks`."""
-    return one if (len(culprits) == 1 if culprits else _is_one(job or {})) else many
+    """Return ``one`` or ``many``, whichever agrees with the text of :func:`ranks`."""
+    return one if (len(culprits) == 1 if culprits else _is_single_rank(job or {})) else many
 
 
 def all_ranks(job: Mapping[str, Any], many: str, one: str) -> str:
     """All recorded ranks and a verb: "All ranks wait", "All 5 recorded ranks wait", "The recorded rank waits", or for a job of
     one rank "The training process waits"."""
-    return sentence(f"{_all_of(job)} {one if _is_one(job) else many}")
+    return sentence(f"{_all_recorded_ranks(job)} {one if _is_single_rank(job) else many}")
 
 
-def _all_of(job: Mapping[str, Any]) -> str:
+def _all_recorded_ranks(job: Mapping[str, Any]) -> str:
     """Noun phrase for all recorded ranks; their number may be unknown."""
     seen, world = job.get("ranks_seen") or 0, job.get("world_size")
     if world == 1:
@@ -121,19 +121,19 @@ def _all_of(job: Mapping[str, Any]) -> str:
     return "both recorded ranks" if seen == 2 else f"all {seen:.0f} recorded ranks"
 
 
-def _is_one(job: Mapping[str, Any]) -> bool:
+def _is_single_rank(job: Mapping[str, Any]) -> bool:
     return job.get("world_size") == 1 or job.get("ranks_seen") == 1
 
 
 def stopped(hang: Mapping[str, Any], colon: str = "") -> str:
-    """How a job stopped, as the predicate of "The job": "hangs", "seems to hang" if a rank computes, "failed", "hung for 310 s until
-    it was killed", "hung" for flight recorder dumps. With a ``colon``, where its ranks are can follow: "hung for 310 s; last seen:"."""
+    """Predicate for "The job" that stopped: "hangs", "seems to hang" if a rank computes, "failed", "hung for 310 s until it was killed",
+    "hung" for flight recorder dumps. With a ``colon``, the ranks' positions can follow: "hung for 310 s; last seen:"."""
     if hang["state"] == "failed":
         return f"failed{colon}"
     if hang["lasts"] is None:
         return f"hung{colon}"
     if hang["lasts"]:
-        # A long computation looks the same.
+        # A long computation is indistinguishable from a hang.
         computes = (hang["not_reached"] or {}).get("doing") == "loop"
         return f"{'seems to hang' if computes else 'hangs'}{colon}"
     lasted = f" for {ms(hang['since_s'] * 1000)}" if hang["since_s"] else ""
@@ -153,8 +153,8 @@ def others(culprits: Sequence[int] | None) -> str:
 
 
 def line(where: Any) -> str:
-    """A Where, or the rank's first of several, as "train.py:57 in main" without folder; "" if there is none."""
-    where = _ranks_first(where)
+    """A Where as "train.py:57 in main" without the folder; of several, the first one run by the rank itself; "" if there is none."""
+    where = _first_own_line(where)
     if not isinstance(where, Mapping):
         return ""
     function = _COMPREHENSION.sub("", where.get("function") or "")
@@ -162,12 +162,17 @@ def line(where: Any) -> str:
     return f"{file_and_line(where)}{inside}"
 
 
+def _preposition(where: Any) -> str:
+    where = _first_own_line(where)
+    return "just before" if isinstance(where, Mapping) and where.get("follows") else "at"
+
+
 _COMPREHENSION = re.compile(r"(?:\.<locals>\.<(?:genexpr|\w+comp)>)+$")
-"""End of the name of a function that a generator expression or comprehension makes of itself."""
+"""Suffix that a generator expression or comprehension adds to its function's name."""
 
 
-def _ranks_first(where: Any) -> Any:
-    """Of several lines, the first that the rank itself ran, and no worker of its loader; the first of all if none is."""
+def _first_own_line(where: Any) -> Any:
+    """Of several lines, the first one run by the rank itself, not by a worker of its loader, or else the first one."""
     if not isinstance(where, Sequence) or isinstance(where, str):
         return where
     return next((each for each in where if not each.get("process")), where[0] if where else None)
@@ -179,33 +184,34 @@ def file_and_line(where: Mapping[str, Any]) -> str:
 
 
 def call(where: Any) -> Any:
-    """The line that calls a Where, or the first of several: of its recorded callers, the outermost one in the training loop; the line
-    itself without a caller, None without a line. What is done less often is edited there."""
-    where = _ranks_first(where)
+    """The line to edit to do the work at ``where`` less often: the outermost of its recorded callers in the training loop, or else the line
+    itself; None without a line. Of several lines, the first one run by the rank itself is used."""
+    where = _first_own_line(where)
     if not isinstance(where, Mapping):
         return None
-    way = [where, *where.get("callers", ())]
-    return way[place_in_loop([line["file"] for line in way])]
+    stack = [where, *where.get("callers", ())]
+    return stack[place_in_loop([line["file"] for line in stack])]
 
 
 def in_forward(where: Any) -> bool:
-    """Whether a Where, or the first of several, lies in a function named forward or is called from one: its work is part of a model."""
-    where = _ranks_first(where)
-    way = [where, *where.get("callers", ())] if isinstance(where, Mapping) else []
-    return any(each["function"].rpartition(".")[2] == "forward" for each in way)
+    """Whether a Where, or the first of several, is in a function named forward or called from one: its work is part of a model."""
+    where = _first_own_line(where)
+    stack = [where, *where.get("callers", ())] if isinstance(where, Mapping) else []
+    return any(each["function"].rpartition(".")[2] == "forward" for each in stack)
 
 
 def at(where: Any, operation: str | None = None) -> str:
-    """Like :func:`line`, with " at" to append to a sentence: " at train.py:57 in main". Without a line, the annotation or operator:
-    ' in the annotation "# sparse arch"'; "" without either."""
+    """Like :func:`line` but with " at", to append to a sentence: " at train.py:57 in main", or " just before train.py:57 in main" if the
+    samples show the line that ran next. Without a line, the annotation or operator: ' in the annotation "# sparse arch"'; "" without
+    either."""
     text = line(where)
     if text or not operation:
-        return f" at {text}" if text else ""
+        return f" {_preposition(where)} {text}" if text else ""
     return f" in {operation}" if _NAME.fullmatch(operation) else f' in the annotation "{operation}"'
 
 
 def waiting(stop: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> str:
-    """Sentence on the ranks that wait for those that stopped: the collective, and since when; "" if none wait."""
+    """Sentence on the ranks that wait for the stopped ones, with the collective and the start of the wait; "" if none wait."""
     waiting_ranks = stop["waiting_ranks"]
     if not waiting_ranks:
         return ""
@@ -223,7 +229,7 @@ def waiting(stop: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> st
 
 
 def often(cost: Mapping[str, Any]) -> str:
-    """How often a cost occurs: "in every step", "every 50 steps", "in steps 100 to 180", "in 2 of 7 recorded steps (...)", ..."""
+    """Frequency of a cost: "in every step", "every 50 steps", "in steps 100 to 180", "in 2 of 7 recorded steps (...)", ..."""
     first, last, period = cost.get("first_step"), cost.get("last_step"), cost.get("period_steps")
     hit, seen = cost.get("steps_hit"), cost.get("steps_seen")
     persistence = cost.get("persistence")
@@ -244,7 +250,7 @@ _MAX_STEPS = 4
 
 
 def step_numbers(steps: Sequence[int]) -> str:
-    """[18] -> "step 18", [18, 22] -> "steps 18 and 22"; long lists are cut."""
+    """[18] -> "step 18", [18, 22] -> "steps 18 and 22"; long lists are truncated."""
     shown = [str(step) for step in steps[:_MAX_STEPS]]
     if len(steps) > _MAX_STEPS:
         return f"steps {', '.join(shown)} and {len(steps) - _MAX_STEPS} more"
@@ -252,13 +258,13 @@ def step_numbers(steps: Sequence[int]) -> str:
 
 
 def beside_others(cost: Mapping[str, Any]) -> str:
-    """Sentence on what fixing this cause saves alone and after the others, if other causes make ranks late in the same steps; else ""."""
+    """Sentence on the saving if this cause is fixed first or last, if other causes make ranks late in the same steps; else ""."""
     whole, alone, remaining = (
         cost.get(name) for name in ("ms_per_step", "alone_ms_per_step", "remaining_ms_per_step")
     )
     if not whole or alone is None or remaining is None or remaining - alone < _MIN_DIFFERENCE * whole:
         return ""
-    saves = "nothing" if alone < _NOTHING * whole else f"{ms(alone)} per step"
+    saves = "nothing" if alone < _MIN_SAVING_SHARE * whole else f"{ms(alone)} per step"
     return (
         f" Other ranks are late for other reasons, too. Fixing this first saves {saves}; fixing it last saves {ms(remaining)} per step. "
         "The cost given is its part of what fixing all of them saves."
@@ -266,12 +272,12 @@ def beside_others(cost: Mapping[str, Any]) -> str:
 
 
 _STARVED_SHARE = 0.2
-"""Share of the preparation of batches without a CPU from which on workers share too few."""
+"""Workers have too few cores if they wait for a CPU during at least this share of batch preparation."""
 _ASLEEP_SHARE = 0.1
 """A worker that computes for less than this share of its time is not limited by the number of cores."""
 _WAITS_SHARE, _BUSY = 0.5, 0.8
-"""If workers wait (for I/O) for more than the first share of their time, more of them cost little: plan enough that each is busy
-for the second share of the time, so a slow batch does not delay training."""
+"""If workers wait (for I/O) for more than the first share of their time, additional workers cost little: recommend enough that each is
+busy for the second share of the time, so a slow batch does not delay training."""
 
 
 def workers(
@@ -300,8 +306,8 @@ def workers(
 
 
 def slow_workers(where: Sequence[Mapping[str, Any]], after: str = "") -> str:
-    """Clause on the first of the lines that a loader's workers ran, behind ``after``: "workers of rank 1 are slow at data.py:86 in
-    collate"; "" if there is none."""
+    """Clause on the first of the lines that was run by a loader's workers, prefixed with ``after``: "workers of rank 1 are slow at
+    data.py:86 in collate"; "" if there is none."""
     found = next((each for each in where if each.get("process")), None)
     if found is None:
         return ""
@@ -309,7 +315,7 @@ def slow_workers(where: Sequence[Mapping[str, Any]], after: str = "") -> str:
 
 
 def preparation(loader: Mapping[str, Any]) -> str:
-    """Sentences on how the workers of a loader prepare batches, to append to others; "" if none was recorded."""
+    """Sentences on batch preparation by the workers of a loader, to append to others; "" if it was not recorded."""
     rank, lines, slow = loader["workers_rank"], loader["worker_where"], loader["slow_worker"]
     batch, own, others = (loader[name] for name in ("batch_ms", "slow_worker_ms", "other_workers_ms"))
     if rank is None or batch is None:
@@ -333,36 +339,36 @@ def preparation(loader: Mapping[str, Any]) -> str:
     return text
 
 
-_FAR_MORE = 10.0
-"""Times the batch from which on the memory that is left is not given as a multiple: other limits come first."""
+_MAX_BATCH_MULTIPLE = 10.0
+"""From this multiple of the batch, the free memory is not expressed in batches: other limits apply first."""
 
 
 def headroom(memory: Mapping[str, Any]) -> str:
-    """Sentence on the memory left for a larger batch, to append to another one; "" if unknown."""
+    """Sentence on the memory available for a larger batch, to append to another one; "" if unknown."""
     free, share, times = memory["headroom_bytes"], memory["headroom_share"], memory["batch_times"]
     if free is None or share is None:
         return ""
     if times is None:
         return f" {size(free)} of memory a rank, {percent(share)}, was never used."
     left = f" {size(free)} of memory, {percent(share)}, was never used on the fullest rank's device"
-    if times >= _FAR_MORE:
+    if times >= _MAX_BATCH_MULTIPLE:
         return f"{left}: memory does not limit the batch."
     return f"{left}: room for at most {number(int(10 * times) / 10)} times the batch."
 
 
 def sentence(text: str) -> str:
-    """Return ``text`` with a capital first letter, the rest as it is."""
+    """Return ``text`` with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def inside_sentence(text: str) -> str:
-    """A sentence as it follows a colon: with a small first letter, unless it begins with an acronym or a name in capitals."""
+    """``text`` with a small first letter, to follow a colon, unless it begins with an acronym or a name in capitals."""
     return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
 
 
 _LINE_END = re.compile("\r\n|\r|\n")
 _ARTICLE = re.compile(r"\b([Aa])(?= (?:8[\d.]*|1[18](?:\.\d+)?) )")
-"""The article before a number that begins with a vowel: "of a 18 ms step" becomes "of an 18 ms step"."""
+"""Article before a number that begins with a vowel: "of a 18 ms step" becomes "of an 18 ms step"."""
 
 
 def _on_one_line(value: Any) -> Any:
@@ -374,7 +380,7 @@ def _on_one_line(value: Any) -> Any:
 def _environment() -> jinja2.Environment:
     """The sandboxed environment (rule files may be untrusted). Output is plain text; each report escapes it.
 
-    Created on first use: a healthy job renders no text, and importing Jinja2 takes as long as evaluating many rules.
+    Created at first use: a healthy job renders no text, and importing Jinja2 takes as long as evaluating many rules.
     """
     import jinja2.sandbox
 
@@ -388,7 +394,7 @@ def _environment() -> jinja2.Environment:
     environment.globals["workers"] = workers
 
     def in_job(function: Callable[..., str]) -> Callable[..., str]:
-        """The function with the job, its last argument, from the context."""
+        """``function`` with the job, its last argument, taken from the context."""
         return jinja2.pass_context(lambda context, *given: function(*given, context.get("job")))
 
     filters = (
@@ -408,7 +414,7 @@ def check_template(template: str) -> None:
 
     environment = _environment()
     parsed = environment.parse(template)
-    # Jinja2's compiler ignores unknown ones inside a condition, which would then fail during rendering.
+    # Jinja2's compiler ignores unknown names inside a condition, which would then fail during rendering.
     for kind, known in ((nodes.Filter, environment.filters), (nodes.Test, environment.tests)):
         for used in parsed.find_all(kind):
             if used.name not in known:
@@ -418,7 +424,7 @@ def check_template(template: str) -> None:
 
 def render(template: str, names: Mapping[str, Any]) -> str:
     """Render prose: keeps paragraphs, collapses other white space. Raises jinja2.TemplateError."""
-    text = for_this_job(_fill(template, names), names)
+    text = reworded_for_job(_fill(template, names), names)
     paragraphs = (_ARTICLE.sub(r"\1n", " ".join(part.split())) for part in text.split("\n\n"))
     return "\n\n".join(part for part in paragraphs if part)
 
@@ -430,7 +436,7 @@ def render_snippet(template: str, names: Mapping[str, Any]) -> str:
 
 def _fill(template: str, names: Mapping[str, Any]) -> str:
     if "{" not in template:
-        # Plain text, as half of the pack's: Jinja2 would only normalise line ends.
+        # Plain text, like half of the pack's texts: Jinja2 would only normalise line ends.
         return "\n".join(_LINE_END.split(template))
     return _compile(template).render(names)
 
@@ -485,9 +491,9 @@ _OF_RECORDING = (
 )
 
 
-def for_this_job(text: str, names: Mapping[str, Any]) -> str:
-    """``text`` of a rule, which speaks of many ranks and steps, for a job of two ranks, one recorded rank, one measured step, and a
-    recording in which nothing marks steps."""
+def reworded_for_job(text: str, names: Mapping[str, Any]) -> str:
+    """``text`` of a rule, worded for many ranks and steps, reworded for a job of two ranks, one recorded rank, one measured step, or a
+    recording without step marks."""
     job, steps = names.get("job") or {}, names.get("steps") or {}
     changes: list[tuple[re.Pattern[str], Any]] = []
     changes += _OF_ONE_RANK if job.get("ranks_seen") == 1 else ()

@@ -1,4 +1,4 @@
-"""From the step times of trials to intervals and verdicts.
+"""Computes intervals and verdicts from the step times of trials.
 
 Steps within a trial are correlated, and so are consecutive trials. The median of a trial is therefore compared with the baseline's
 trials right before and after it, and the interval comes from the spread of these ratios over rounds, not from the number of steps.
@@ -19,22 +19,22 @@ from .running import Trial
 from .settings import Results
 
 _WRONG, _LOOKS = 0.011, 5
-"""Share of wrong verdicts of one look, and of how many looks. A verdict is looked for after each round from the third on. The first looks
-use one level (Pocock, Biometrika 1977); later ones, as with ``--rounds 50``, are stricter by the power of 3/2. By simulation of 8,000 equal
-jobs, with one change at a time: 4.4 to 4.8 % get a verdict within 7 rounds, 4.6 to 5.3 % within 50. With 98 % for each look it was 6 to
-8 %, and 7 to 15 %."""
+"""Significance level per look, and the number of looks for which it holds. After each round from the third on there is one look. With more
+looks, as with ``--rounds 50``, the level is multiplied by (5 / looks) ** 1.5. A constant level per look: Pocock, Biometrika 1977. Measured
+false-positive rate, by simulation of 8,000 jobs without any effect and one change at a time: 4.4 to 4.8 % within 7 rounds, 4.6 to 5.3 %
+within 50. With a constant 2 % per look: 6 to 8 %, and 7 to 15 %."""
 MEASURED_FROM = 3
 """Fewest rounds for an interval."""
 ALIKE = 0.02
-"""Half width, as a share of the step time, of an interval around no change that counts as "same"."""
+"""Half width of the interval up to which an undecided change counts as "same", as a share of the step time."""
 _LAST_BITS = 1e-4
-"""Relative difference of the norm of all parameters. Float32 rounds by 6e-8; rounding in a few hundred steps stays below a thousand
-times that."""
+"""Relative difference of the norms of all parameters above which more than the last bits differ. Float32 rounds by 6e-8; rounding in a few
+hundred steps stays below a thousand times that."""
 _MOST_LOSSES = 256
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, list[float] | None]:
-    """(Mean, [low, high] of its confidence interval at ``level``); None instead of the interval for fewer than three values."""
+    """(Mean, [low, high] of its confidence interval at ``level``). The interval is None for fewer than three values."""
     middle = float(np.mean(values))
     if len(values) < MEASURED_FROM:
         return middle, None
@@ -51,12 +51,12 @@ class Round(NamedTuple):
 
 
 def level_ms(trial: Trial, rare: bool = False) -> float:
-    """Median step time; with ``rare`` the mean, which includes effects of some steps only. ms."""
+    """Median step time in ms; with ``rare`` the mean, which includes effects that occur in some steps only."""
     return float(np.mean(trial.step_ms) if rare else np.median(trial.step_ms))
 
 
 def ratios(rounds: Sequence[Round], rare: bool = False) -> list[float]:
-    """For each round, log(step time of the trial / mean of the baseline's around it)."""
+    """log(step time of the trial / mean step time of the baseline's trials before and after it) of each round."""
     found = []
     for before, trial, after in rounds:
         baseline_ms = [level_ms(each, rare) for each in (before, after) if len(each.step_ms)]
@@ -66,7 +66,7 @@ def ratios(rounds: Sequence[Round], rare: bool = False) -> list[float]:
 
 
 def change_of(logs: Sequence[float]) -> tuple[float, list[float] | None]:
-    """(Relative change of the step time, its 95 % confidence interval corrected for repeated looks); below 0 is faster."""
+    """(Relative change of the step time, its 95 % confidence interval corrected for repeated looks). Negative: faster."""
     looks = max(len(logs) - MEASURED_FROM + 1, _LOOKS)
     middle, ends = interval(logs, 1 - _WRONG * (_LOOKS / looks) ** 1.5)
     return math.expm1(middle), None if ends is None else [math.expm1(end) for end in ends]
@@ -87,8 +87,8 @@ def verdict(change_interval: Sequence[float] | None) -> str | None:
 def parity(
     baseline: Sequence[Trial], variant: Sequence[Trial], results: Results = Results.OTHER
 ) -> Parity | None:
-    """Compare the model's parameters and losses with and without the change; None if they were not recorded. ``results``: what the setting
-    may change."""
+    """Compare the model's parameters and losses with and without the change. None if they were not recorded. ``results``: the setting's
+    possible effect on results."""
     ours = [each.parameters for each in baseline if each.parameters]
     theirs = [each.parameters for each in variant if each.parameters]
     if not ours or not theirs:
@@ -126,7 +126,7 @@ def _norm(parameters: Mapping[str, Any]) -> float | None:
 
 
 def _differing(differs: float | None, results: Results) -> tuple[str, bool]:
-    """(Sentence, whether it is unexpected for this setting) on parameters that are not bitwise equal."""
+    """(Sentence on parameters that are not bitwise equal, whether that is unexpected for this setting)."""
     norms = "" if differs is None else f" (their norms by {differs:.0e})"
     if results is Results.SAME:
         by_itself = "which this setting by itself does not cause: something in the job depends on it"

@@ -37,13 +37,13 @@ _MOST_WHY = 2000
 OF_BLOCKS = ("loader.num_workers", "loader.prefetch_factor", "loader.persistent_workers")
 """Settings that can be changed during a job."""
 _QUEUES = 4
-"""Length of a trial in full queues of the loader; the first is left out. If a full queue is ready as measuring begins, most measured
-steps still had to wait for their batch."""
+"""Length of a trial in full queues of the loader. The first is excluded as warm-up. Even if a full queue is ready when measuring begins,
+most measured steps then use batches that are prepared later."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, and how long."""
+    """The changes to measure, and limits."""
 
     command: Command
     proposals: Sequence[Proposal]
@@ -51,27 +51,27 @@ class Plan:
     budget: Budget
     rounds: int = MOST_ROUNDS
     to_the_end: bool = True
-    """Whether trials of a short job run to its end each time, with what it writes there; else only the first does."""
+    """Whether all trials of a short job run to its end, including what it writes there; otherwise only the first trial does."""
     halving: bool = False
-    """Whether the slower half of the variants is dropped after each round: a search for the best one."""
+    """Whether the slower half of the variants is dropped after each round, to search for the fastest one."""
     step_ms: float | None = None
-    """Step time of the run that the proposals come from; their expectations are shares of it."""
+    """Step time of the run that the proposals come from. Their expected step times are shares of it."""
 
 
 @dataclass
 class _Arm:
-    """A variant, and its trials."""
+    """A variant and its trials."""
 
     proposal: Proposal
     rounds: list[Round] = field(default_factory=list)
     decided: str = ""
     """The verdict; empty while more trials may change it."""
     is_dropped: bool = False
-    """Others were faster in the first rounds."""
+    """Whether it is excluded from further rounds because others were faster."""
 
     @property
     def ratios(self) -> list[float]:
-        """Log ratios of the rounds so far, see :func:`.judging.ratios`."""
+        """:func:`.judging.ratios` of the rounds so far."""
         return ratios(self.rounds, self.proposal.in_some_steps)
 
     def update_verdict(self) -> None:
@@ -80,7 +80,7 @@ class _Arm:
 
 
 class Experiment:
-    """The trials of a plan. :meth:`answer` may be called at any time, also after :meth:`run` was interrupted."""
+    """Runs the trials of a plan. :meth:`answer` may be called at any time, also after :meth:`run` was interrupted."""
 
     def __init__(self, plan: Plan, said: Log) -> None:
         self._plan, self._log = plan, said
@@ -88,10 +88,10 @@ class Experiment:
         self._arms = [_Arm(proposal) for proposal in plan.proposals]
         self._notes: list[str] = []
         self._queued = 0
-        """Most batches that loaders prepare ahead in any variant."""
+        """Largest number of batches that loaders prepare ahead in any variant."""
         self._in_blocks = False
         self._of_block_s = 0.0
-        """Seconds per block of the last job with blocks."""
+        """Seconds per block in the latest job with blocks."""
         self._steps = max([plan.steps, self._steps_for(()), *(each.least_steps for each in plan.proposals)])
 
     def run(self) -> None:
@@ -125,7 +125,7 @@ class Experiment:
                 self._leave_slower_half()
 
     def _round_in_one_job(self, arms: Sequence[_Arm]) -> bool:
-        """Measure a round of all variants in one job, in blocks of steps; False if the job does not allow that."""
+        """Measure a round of all variants in one job, in blocks of steps. Returns False if the job does not allow that."""
         blocks = [block for arm in arms for block in ({}, dict(arm.proposal.settings))]
         try:
             limit_s = min(self._plan.budget.left_s, len(blocks) * self._limit_s())
@@ -138,7 +138,7 @@ class Experiment:
             return False
         for number, arm in enumerate(arms):
             before, trial, after = trials[2 * number : 2 * number + 3]
-            # In its first block the job itself warms up.
+            # The job's first block includes its warm-up, so it is not used as a baseline.
             arm.rounds.append(Round(before if number else after, trial, after))
             arm.update_verdict()
             self._log(f"{arm.proposal.words}: {_summary(trial)}, beside {_summary(after)} unchanged")
@@ -151,12 +151,12 @@ class Experiment:
         return arms > 0 and self._has_time() and self._plan.budget.left_s > needed_s
 
     def _first(self) -> Trial:
-        """Run the baseline's first trial, which shows the job's loaders and so the necessary length of trials."""
+        """Run the baseline's first trial. It shows the job's loaders, which determine the length of trials."""
         first = self._as_it_is()
         needed = self._steps_for(first.loaders)
         if not first.why and first.ended_after is None and needed > self._steps and self._has_time():
             self._steps = needed
-            self._baseline.clear()  # another number of steps makes another model
+            self._baseline.clear()  # after another number of steps the model's parameters differ
             first = self._as_it_is()
         if self._steps > self._plan.steps:
             self._note(
@@ -179,7 +179,7 @@ class Experiment:
         return first
 
     def _end_before(self, own_end: int) -> None:
-        """The job ended by itself after ``own_end`` steps: shorten the next trials, unless the plan says otherwise."""
+        """Handle a job that ended by itself after ``own_end`` steps: shorten the next trials, unless the plan says otherwise."""
         ended = f"The job came to its own end after {own_end} of {self._steps} steps"
         if not self._plan.to_the_end and own_end > LEAST_STEPS:
             self._steps = own_end - 1
@@ -190,7 +190,7 @@ class Experiment:
             )
 
     def _tell_what_time_allows(self, first: Trial) -> None:
-        """A note if the budget is too short for a verdict on every change, by what the ``first`` trial took."""
+        """Add a note if the budget is too short for a verdict on every change, by the duration of the ``first`` trial."""
         rounds_s = 2 * first.took_s * len(self._arms)
         needed_s = MEASURED_FROM * rounds_s
         if first.why or not rounds_s or self._plan.halving or self._plan.budget.left_s > needed_s:
@@ -207,7 +207,7 @@ class Experiment:
         self._log(words)
 
     def _steps_for(self, loaders: Sequence[tuple[int, int]]) -> int:
-        """Steps of a trial: the warm-up, and ``_QUEUES`` full loader queues, up to a bound."""
+        """Necessary steps of a trial: warm-up and ``_QUEUES`` full loader queues of at most ``MOST_QUEUED`` batches; 0 without workers."""
         given = loaders or ((0, DEFAULT_PREFETCH),)
         queued = 0
         for settings in [{}, *(arm.proposal.settings for arm in self._arms)]:
@@ -231,7 +231,7 @@ class Experiment:
         return trial
 
     def _measure(self, arm: _Arm, before: Trial) -> Trial:
-        """Run one round of a variant. Returns the baseline's trial after it, which is also the one before the next variant."""
+        """Run one round of a variant. Returns the baseline's trial after it, which is also the one before the next variant's."""
         trial = run_trial(self._plan.command, arm.proposal.settings, self._steps, self._limit_s())
         refused = trial.refused
         self._log(
@@ -244,7 +244,7 @@ class Experiment:
         arm.rounds.append(Round(before, trial, before))  # in case of an interrupt before the next trial
         arm.update_verdict()
         after = self._as_it_is()
-        # The very first trial reads files from disk that later ones find in memory.
+        # The first baseline trial is not compared: it reads files from disk that later trials find in the page cache.
         arm.rounds[-1] = Round(after if before is self._baseline[0] else before, trial, after)
         arm.update_verdict()
         return after
@@ -261,7 +261,7 @@ class Experiment:
         return max(1.0, min(limit_s, self._plan.budget.left_s))
 
     def answer(self, command: Sequence[str]) -> TrialsReport:
-        """The results so far; ``command``: the masked command line."""
+        """The results so far. ``command``: the masked command line."""
         middle, ends = self._baseline_ms(rare=False)
         baseline = Baseline(
             median_ms=middle,
@@ -282,11 +282,11 @@ class Experiment:
 
     @property
     def _compared(self) -> list[Trial]:
-        """The baseline's trials without the first, if there are others."""
+        """The baseline's trials, without the first one if there are others."""
         return self._baseline[1:] or self._baseline
 
     def _baseline_ms(self, rare: bool) -> tuple[float | None, list[float] | None]:
-        """(Step time of the unchanged job in ms, its interval); None if unknown."""
+        """(Step time of the unchanged job in ms, its interval in ms); each None if unknown."""
         logs = [math.log(level_ms(trial, rare)) for trial in self._compared if len(trial.step_ms)]
         if not logs:
             return None, None

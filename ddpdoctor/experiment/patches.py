@@ -1,7 +1,7 @@
-"""The lines to edit for a setting, as a unified diff against the user's file. Nothing is applied here.
+"""Makes a unified diff of the user's file that changes a setting. The diff is not applied here.
 
-Only unambiguous edits: the constructor is called at the recorded line (or only once in the script), and the argument is a literal
-keyword there, or is missing and can be added as one. The patched text must parse, and its call must have the value.
+Only unambiguous edits are made: the constructor is called at the recorded line (or only once in the script), and the argument is a literal
+keyword argument there, or is missing and can be added. The patched text must parse, and its call must have the value.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _ARGUMENTS = {
     ),
 }
 _BY_PLACE = {"loader": 5, "ddp": 4}
-"""Positional arguments before the first that can be set: a call with more of them may set that one, too."""
+"""Number of positional parameters before the first one that can be set. A call with more positional arguments may set that one."""
 
 
 def patch_of(text: str, path: str, line: int | None, settings: Mapping[str, Any]) -> str | None:
-    """The diff that sets ``settings`` in the constructor call at ``line`` of ``text`` (None: its only one). None if it is ambiguous or
+    """The diff that sets ``settings`` in the constructor call at ``line`` of ``text`` (None: the only call). None if it is ambiguous or
     changes nothing."""
     kinds = {name.partition(".")[0] for name in settings}
     if len(kinds) != 1 or (kind := kinds.pop()) not in _KINDS:
@@ -59,12 +59,12 @@ def patch_of(text: str, path: str, line: int | None, settings: Mapping[str, Any]
 
 
 def _lines(text: str) -> list[str]:
-    """Lines with their ends, as Python and patch(1) count them: a form feed ends no line."""
+    """Lines with their line ends, as Python and patch(1) count them: a form feed does not end a line."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
 def _call(text: str, line: int | None, kind: str) -> ast.Call | None:
-    """The only call of such a constructor that spans ``line``, or in the whole text if that is None; else None."""
+    """The call of such a constructor that spans ``line``, or any such call if ``line`` is None; None unless there is exactly one."""
     tree = parsed_python(text)
     if tree is None:
         return None
@@ -120,7 +120,7 @@ def _replaced(lines: list[str], node: ast.expr, new: str) -> str | None:
 
 
 def _column(line: str, utf8: int) -> int:
-    """Column in characters of a column in UTF-8 bytes, as ast counts."""
+    """Column in characters of a column in UTF-8 bytes, the unit of ast."""
     return len(line.encode()[:utf8].decode("utf-8", "ignore"))
 
 

@@ -1,4 +1,4 @@
-"""What to try: settings that the fixes of a diagnosis name, and the expected step time of each."""
+"""Proposals of settings to try, from the fixes in a diagnosis, with their expected step times."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Proposal:
 
     settings: Mapping[str, Any]
     finding: str | None = None
-    """Rule of the finding that suggests it; None if the user gave it."""
+    """Rule of the finding that suggests it; None if only the user asked for it."""
     title: str = ""
     expected_share: float | None = None
     """Expected step time as a share of the present one; None if unknown."""
     expected_share_range: tuple[float, float] | None = None
     in_some_steps: bool = False
-    """Whether it affects some steps only, so that the mean shows the effect and the median does not."""
+    """Whether it affects some steps only, so that the effect is visible in the mean but not in the median."""
     least_steps: int = 0
     """Fewest steps of a trial in which the effect occurs a few times."""
     now: float | None = None
@@ -34,23 +34,23 @@ class Proposal:
 
     @property
     def words(self) -> str:
-        """The settings as the command line takes them."""
+        """The settings in the syntax of the command line."""
         return " ".join(f"{name}={shown(value)}" for name, value in self.settings.items())
 
 
 def shown(value: Any) -> str:
-    """A value as ``--set`` takes it."""
+    """A value in the syntax of ``--set``."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _OF_SOME_STEPS = ("loader.persistent_workers", "loader.prefetch_factor")
-"""Settings whose effect occurs at the beginning of an epoch, or with a slow batch."""
+"""Settings whose effect occurs only at the beginning of an epoch, or with a slow batch."""
 _OCCURRENCES, _MOST_STEPS = 6, 1000
-"""Occurrences of a sporadic effect in one trial, and most steps of a trial."""
+"""Number of occurrences of a sporadic effect in a trial, and limit of a trial's steps."""
 
 
 def of_settings(settings: Sequence[tuple[str, Any]]) -> list[Proposal]:
-    """A proposal for each setting and, if there are several, one with all of them."""
+    """One proposal per setting and, if there are several, one with all of them."""
     alone = [Proposal({name: value}, in_some_steps=name in _OF_SOME_STEPS) for name, value in settings]
     together = dict(settings)
     rare = set(together) <= set(_OF_SOME_STEPS)
@@ -58,17 +58,17 @@ def of_settings(settings: Sequence[tuple[str, Any]]) -> list[Proposal]:
 
 
 def with_expectation(asked: Proposal, suggested: Sequence[Proposal]) -> Proposal:
-    """``asked``, a change that the user gave, with the expectation of the suggestions that it contains.
+    """``asked``, a change requested by the user, with the expected step time of the suggestions that it contains.
 
-    It contains a suggestion if it sets the suggestion's first setting to the same value, or (``_MORE_IS_AS_GOOD``) to more than the run
-    had: less than suggested gains a part of the expected saving, more gains no more.
+    It contains a suggestion if it sets the suggestion's first setting to the same value or, for settings in ``_MORE_IS_AS_GOOD``, to more
+    than the run had: a value below the suggested one gives a part of the expected saving, a larger value the same saving.
     """
     held = [each for each in suggested if _holds(asked.settings, each)]
     if not held:
         return asked
     by_finding: dict[str | None, Proposal] = {}
     for each in held:
-        if each.expected_share is not None:  # another fix of the same finding saves the same once more
+        if each.expected_share is not None:  # other fixes of the same finding do not add to the saving
             by_finding.setdefault(each.finding, each)
     promised = list(by_finding.values())
     first = (promised or held)[0]
@@ -77,7 +77,7 @@ def with_expectation(asked: Proposal, suggested: Sequence[Proposal]) -> Proposal
         asked.settings.get(name, value) == value for each in held for name, value in each.settings.items()
     )
     if share is not None and not as_suggested:
-        share_range = ((share_range or (share, share))[0], 1.0)  # the effect of another number is unknown
+        share_range = ((share_range or (share, share))[0], 1.0)  # the effect of another value is unknown
     return replace(
         asked,
         finding=first.finding,
@@ -90,7 +90,7 @@ def with_expectation(asked: Proposal, suggested: Sequence[Proposal]) -> Proposal
 
 
 _MORE_IS_AS_GOOD = ("loader.num_workers", "loader.prefetch_factor")
-"""Settings of which more than suggested gains no more: a batch that is ready in time stays so."""
+"""Settings for which a larger value than suggested saves no more time: batches are then ready in time already."""
 
 
 def _holds(settings: Mapping[str, Any], suggestion: Proposal) -> bool:
@@ -103,7 +103,7 @@ def _holds(settings: Mapping[str, Any], suggestion: Proposal) -> bool:
 
 
 def _together(promised: Sequence[Proposal]) -> tuple[float | None, tuple[float, float] | None]:
-    """(Expected share of the step time, its range) with all of these causes removed. Savings may overlap: the joint saving is between the
+    """(Expected share of the step time, its range) with all these causes removed. Savings may overlap: the joint saving is between the
     largest one and their sum."""
     shares = [each.expected_share for each in promised if each.expected_share is not None]
     if len(promised) < 2:
@@ -116,14 +116,14 @@ def _together(promised: Sequence[Proposal]) -> tuple[float | None, tuple[float, 
 
 
 def proposals(diagnosis: Diagnosis, *, bounds: bool = False) -> list[Proposal]:
-    """Proposals in order of the findings, without duplicates. ``bounds``: also settings that only measure an upper bound of the saving."""
+    """Proposals in order of the findings, without duplicates. ``bounds``: include settings that only measure an upper bound of a saving."""
     found: dict[str, Proposal] = {}
     for finding in diagnosis.findings:
         offers = [(fix.title, fix.settings) for fix in finding.fixes if fix.settings]
         for title, texts in [*offers, *([("without the cause", finding.bound)] if finding.bound else [])]:
             try:
                 settings = {name: parsed(name, text) for name, text in texts.items()}
-            except SettingError:  # of a rule file of the user's own, or of another version
+            except SettingError:  # the rule file is the user's own, or of another version
                 continue
             if not bounds and any(setting_of(name).is_bound for name in settings):
                 continue
@@ -147,10 +147,10 @@ def _expecting(diagnosis: Diagnosis, finding: Finding, title: str, settings: Map
         return known
     ends = finding.costs_ms_per_step_range
     share_range = None if ends is None else (_left(step_ms, ends[1]), _left(step_ms, ends[0]))
-    # Workers prepare batches in parallel to the step, but no fewer of them.
+    # Workers prepare batches in parallel to the step, but the work per batch remains.
     parallel_ms = cost.get("beside_ms_per_step") if settings.get("loader.num_workers") else None
     if isinstance(parallel_ms, float) and parallel_ms < cost_ms:
-        # Limited by the machine's cores, and an upper bound.
+        # The saving is an upper bound, limited by the machine's cores.
         cost_ms, share_range = parallel_ms, (_left(step_ms, parallel_ms), 1.0)
     elif finding.at_most:
         share_range = (share_range[0] if share_range else _left(step_ms, cost_ms), 1.0)
@@ -163,7 +163,7 @@ def _now(diagnosis: Diagnosis, name: str) -> float | None:
 
 
 def _cost_of(diagnosis: Diagnosis, finding: Finding) -> Mapping[str, Any]:
-    """The cost facts of a finding; empty if it has none of its own."""
+    """The cost facts of a finding; empty if it has none."""
     facts = (entry.fact.rpartition(".") for entry in finding.evidence)
     priced = next((path for path, _, name in facts if name == "ms_per_step"), None)
     found = lookup(diagnosis.facts, priced) if priced is not None else None
@@ -181,7 +181,7 @@ def _left(step_ms: float, saved_ms: float) -> float:
 
 _WORKERS = (1, 2, 4, 8, 16)
 _LEAST_WALKED = 4
-"""Fewest workers that are always tried: workers that wait for storage need no core."""
+"""Number of workers up to which all variants are tried, even on few cores: workers that wait for storage need no core."""
 _PREFETCH = (2, 4)
 _BUCKETS_MB = (1.0, 5.0, 25.0, 100.0)
 

@@ -1,5 +1,5 @@
-"""One trial: the job for some steps, recorded in a folder of its own, which is removed afterwards. Its processes are started in a session
-of their own, limited in time and memory, and ended with all children.
+"""Runs one trial: the job for some steps, recorded in a separate folder, which is removed afterwards. The processes run in a separate
+session, with limits on time and memory, and are ended with all their children.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from .scratch import copied, scratch_folder
 from .settings import ENVIRONMENT
 
 _END_S = 20.0
-"""Time between SIGTERM and SIGKILL of a trial."""
+"""Time between SIGTERM and SIGKILL when a trial is ended."""
 _LOOK_S = 0.1
 _WATCHED_EVERY = 5
-"""Memory is checked in every fifth poll."""
+"""Number of polls per check of memory."""
 _LEAST_LEFT, _OF_BEGINNING = 0.03, 0.25
-"""Share of the machine's memory, and share of what was free as the trial began: with less than both left, the trial is ended before the
-kernel kills a process, which need not be one of the trial's."""
+"""Share of the total memory, and share of the memory that was free at the trial's begin. If less than both is free, the trial is ended
+before the kernel kills a process, which might not be one of the trial's."""
 
 
 class _Room(NamedTuple):
@@ -57,7 +57,7 @@ class _Room(NamedTuple):
 
 
 class Watch:
-    """Checks that memory and shared memory do not run out during a trial with many workers."""
+    """Checks that memory and shared memory are not exhausted by a trial with many workers."""
 
     def __init__(self) -> None:
         self._least = {
@@ -82,7 +82,7 @@ def _rooms() -> Iterator[tuple[str, _Room]]:
     left, whole = memory.available, memory.total
     group = _cgroup()
     free, limit = group.free_memory_bytes(), group.memory_limit_bytes()
-    if free is not None and isinstance(limit, int):  # a container, or a Slurm job, may have less
+    if free is not None and isinstance(limit, int):  # a container or a Slurm job may have less memory
         left, whole = min(left, free), min(whole, limit)
     yield "memory", _Room(left, whole)
     with contextlib.suppress(OSError):
@@ -93,8 +93,8 @@ def _rooms() -> Iterator[tuple[str, _Room]]:
 def run_to_end(
     command: Sequence[str], environment: Mapping[str, str], where: Path, log: Path, run: Path, limit_s: float
 ) -> tuple[int | None, str]:
-    """Run a command that records into ``run``, with its output in ``log``: (exit code, why there is none). Its child processes are ended,
-    and its spools removed. Raises OSError if it cannot be started."""
+    """Run a command that records into ``run``, with its output in ``log``. Returns (exit code, why there is none). Its child processes are
+    ended and its spools removed. Raises OSError if it cannot be started."""
     libc, watch = ctypes.CDLL(None), Watch()
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -105,7 +105,7 @@ def run_to_end(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=lambda: die_with_parent(signal.SIGTERM, libc),  # it ends if this process is killed
+            preexec_fn=lambda: die_with_parent(signal.SIGTERM, libc),  # if this process is killed
         )
     try:
         return _wait(process, limit_s, watch)
@@ -126,7 +126,7 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float, watch: Watch) -> tup
 
 
 def _end(process: subprocess.Popen[bytes], run: Path) -> None:
-    """End the command and its children; ranks and their workers have sessions of their own."""
+    """End the command and its children, including ranks and their workers, which have other sessions."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -149,7 +149,7 @@ def _end(process: subprocess.Popen[bytes], run: Path) -> None:
 
 
 def _recorded_into(run: Path) -> Iterator[psutil.Process]:
-    """Processes with this run directory, of one trial only, in their environment."""
+    """Processes whose environment names this run directory, which is of one trial only."""
     marker = f"{RUN}={run}".encode()
     for each in psutil.process_iter():
         with contextlib.suppress(OSError):
@@ -158,28 +158,28 @@ def _recorded_into(run: Path) -> Iterator[psutil.Process]:
 
 
 WARM_UP_SHARE, LEAST_WARM_UP = 0.25, 5
-"""Share and least number of a trial's first steps that are left out as warm-up; steps whose batches were prepared meanwhile are left out
-too."""
+"""Share and minimum number of a trial's first steps that are excluded as warm-up. Steps whose batches were prepared during the warm-up are
+excluded, too."""
 LEAST_STEPS = 12
 """Fewest steps of a trial: seven after the warm-up."""
 DEFAULT_PREFETCH = 2
 """torch's default ``prefetch_factor`` with workers."""
 MOST_QUEUED = 128
-"""Most prepared batches that a trial is made to outlast; with more, trials would take too long."""
+"""Limit of the prepared batches that the length of a trial accounts for. Trials would take too long with more."""
 _LOG_BYTES = 64 << 10
 _LEAST_ROOM = 256 << 10
-"""Free bytes where trials are recorded; with less, a recording is incomplete."""
+"""Free bytes in the trials' file system below which a recording counts as incomplete."""
 _SIGNAL = re.compile(r"Signal \d+ \((SIG[A-Z]+)\) received by PID")
-"""torchrun's message on a rank that was ended by a signal."""
+"""torchrun's message about a rank that was ended by a signal."""
 _ERROR = re.compile(r"^\s*(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Killed)\b.*)$")
 
 
 _OF_A_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
-"""torch's message on an error in a dataloader worker; the error itself follows it."""
+"""torch's message about an error in a dataloader worker, which precedes the error itself."""
 
 
 def own_command() -> list[str]:
-    """This ddpdoctor as a command. ``-P``: nothing is imported from the working directory."""
+    """Command line that starts this ddpdoctor. ``-P``: modules in the working directory are not imported."""
     root = Path(__file__).resolve().parent.parent.parent
     code = f"import sys; sys.path.insert(0, {str(root)!r}); from ddpdoctor.cli import main; main()"
     return [sys.executable, "-P", "-c", code]
@@ -192,7 +192,7 @@ class Command:
     words: Sequence[str]
     environment: Mapping[str, str]
     copy: bool = False
-    """Whether each trial runs in a copy of the working directory, so that files written by relative paths are removed with it."""
+    """Whether each trial runs in a copy of the working directory, so that files written to relative paths are removed with it."""
 
 
 @dataclass(frozen=True)
@@ -213,24 +213,24 @@ class Trial:
     """Result of one run of the job for some steps."""
 
     step_ms: Array
-    """[steps] ms, without the warm-up: median over the ranks. Empty if the trial failed."""
+    """[steps] ms without the warm-up, median over the ranks. Empty if the trial failed."""
     changes: dict[str, dict[str, Any]]
-    """By setting, its state on the rank that applied it least."""
+    """State of each setting, on the rank that applied it least (``_least_applied``)."""
     parameters: dict[str, Any] | None
     losses: list[float | None]
     took_s: float
     why: str = ""
-    """Why it failed."""
+    """Why the trial failed; empty if it did not."""
     loaders: tuple[tuple[int, int], ...] = ()
     """(num_workers, prefetch_factor) of the job's loaders."""
     ended_after: int | None = None
-    """Steps of a job that ended by itself before the trial did, else None."""
+    """Number of steps if the job ended by itself before the trial's last step, else None."""
     left_out: str = ""
-    """Sentences on what the copy of the working directory lacks, and on links out of it."""
+    """Sentences on files that the copy of the working directory lacks, and on links that lead out of it."""
 
     @property
     def refused(self) -> str:
-        """Why settings were not applied; empty if all were."""
+        """Reasons why settings were not applied; empty if all were."""
         reasons = [
             f"{name}: {change.get('why') or 'nothing that it belongs to was built'}"
             for name, change in self.changes.items()
@@ -240,7 +240,7 @@ class Trial:
 
 
 def run_trial(command: Command, settings: Mapping[str, Any], steps: int, limit_s: float) -> Trial:
-    """Run the job with these settings for ``steps`` steps, at most ``limit_s``. No process and no file of ddpdoctor's is left."""
+    """Run the job with these settings for ``steps`` steps, at most ``limit_s``. All its processes are ended, ddpdoctor's files removed."""
     in_rank = {name: value for name, value in settings.items() if not _is_variable(name)}
     variables = {name.partition(".")[2]: str(settings[name]) for name in settings if _is_variable(name)}
     with_variables = replace(command, environment={**command.environment, **variables})
@@ -252,8 +252,8 @@ def run_trial(command: Command, settings: Mapping[str, Any], steps: int, limit_s
 def run_blocks(
     command: Command, blocks: Sequence[Mapping[str, Any]], steps: int, limit_s: float
 ) -> list[Trial]:
-    """Run the job once, with other loader settings in each block of ``steps`` steps; one trial per block. Raises :class:`BlocksError` if
-    the job does not allow that."""
+    """Run the job once, with other loader settings in each block of ``steps`` steps. Returns one trial per block. Raises
+    :class:`BlocksError` if the job does not allow that."""
     asked = {
         "set": {},
         "steps": steps * len(blocks),
@@ -263,13 +263,13 @@ def run_blocks(
 
 
 class BlocksError(Exception):
-    """The job cannot be tried in blocks of one run."""
+    """The job does not allow trials in blocks of one run."""
 
 
 def _recorded(
     command: Command, asked: Mapping[str, Any], limit_s: float, read: Callable[[Path, str], list[Trial]]
 ) -> list[Trial]:
-    """Run the job, then return ``read(run directory, why it failed)``; the reason is empty if it did not fail."""
+    """Run the job and return ``read(run directory, why it failed)``. The reason is empty if it did not fail."""
     began_s = time.monotonic()
     try:
         with scratch_folder() as folder:
@@ -286,7 +286,7 @@ def _recorded(
 
 
 def _run(command: Command, asked: Mapping[str, Any], limit_s: float, folder: Path) -> tuple[str, str]:
-    """(Why it failed, what the copy of the working directory lacks); each is empty if there is nothing to say."""
+    """Run the job. Returns (why it failed, sentences on the copy of the working directory); each may be empty."""
     environment = {**command.environment, TRIAL: json.dumps(asked)}
     where, left_out = Path.cwd(), ""
     if command.copy:
@@ -318,7 +318,7 @@ def _is_variable(name: str) -> bool:
 
 
 def _words_of(log: Path, code: int) -> str:
-    """How the job ended, with the first error at the end of its output."""
+    """How the job ended, with the first error in the last ``_LOG_BYTES`` of its output."""
     with log.open("rb") as source:
         source.seek(max(0, log.stat().st_size - _LOG_BYTES))
         lines = source.read().decode("utf-8", "replace").splitlines()
@@ -333,7 +333,7 @@ def _words_of(log: Path, code: int) -> str:
 
 
 def _opened(run: Path) -> tuple[list[RankRecord], list[dict[str, Any]]]:
-    """The recorded ranks, and their documents on the trial."""
+    """The recorded ranks, and the ``trial`` documents of those that have one."""
     recorded = RunDirectory.open(str(run)) if run.is_dir() else None
     ranks = list(recorded.ranks) if recorded is not None else []
     return ranks, [trial for rank in ranks if isinstance(trial := rank.info.get("trial"), dict)]
@@ -409,8 +409,8 @@ def _least_applied(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def step_times(ranks: Sequence[RankRecord], queued: int = 0) -> Array:
-    """[steps] ms of each step after the warm-up, from the end of the step before to its own, median over the ranks. ``queued``: batches
-    that may be prepared as the warm-up ends; at least so many steps are left out."""
+    """[steps] ms from end to end of consecutive steps after the warm-up, median over the ranks. ``queued``: number of batches that may be
+    prepared when the warm-up ends; at least as many steps are excluded."""
     of_step = _by_step(ranks)
     return _behind_warm_up([of_step[number] for number in sorted(of_step)], queued)
 
@@ -431,7 +431,7 @@ def _by_step(ranks: Sequence[RankRecord]) -> dict[int, float]:
 
 
 def _ends(rank: RankRecord) -> Iterator[tuple[int, int]]:
-    """(step, epoch ns of its end) of each step of a rank's log."""
+    """(Step, epoch ns of its end) of each step in a rank's log."""
     try:
         for line in rank.lines(STEPS_FILE):
             with contextlib.suppress(ValueError, TypeError, IndexError, KeyError, AttributeError):

@@ -1,5 +1,5 @@
-"""A trial's scratch folder, and the copy of the working directory in it. It is removed after the trial or, if ddpdoctor was killed, by
-the next one."""
+"""A trial's scratch folder, with a copy of the working directory. It is removed after the trial or, if ddpdoctor was killed, by the next
+trial."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MARK = b"ddpdoctor.trial/1\n"
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A new folder, locked as long as this process uses it. Raises OSError."""
+    """A new folder, locked while this process uses it. Raises OSError."""
     _remove_abandoned(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -58,9 +58,9 @@ def _remove_abandoned(place: Path) -> None:
 
 
 MOST_BYTES, MOST_FILES = 4 << 30, 100_000
-"""Largest copy. Each trial makes one: code is small, and datasets are better linked than copied."""
+"""Limits of a copy. Each trial makes one: code is small, and datasets are better linked than copied."""
 _FREE_SHARE = 0.5
-"""Largest share of the free space that a copy may take: the job writes there, too."""
+"""Limit of a copy's share of the free space. The job needs space, too."""
 _RUN, _SPECIAL, _CLOSED = "recorded run", "pipe, socket or device", "entry that may not be read"
 _PLURAL = {
     _RUN: "recorded runs",
@@ -70,9 +70,9 @@ _PLURAL = {
 
 
 def copied(source: Path, target: Path, apart: Path) -> str:
-    """Copy ``source`` to ``target``, without the folder ``apart``. Returns sentences on what was left out and on links out of it, or "".
+    """Copy ``source`` to ``target``, without the folder ``apart``. Returns sentences on files left out and on links out of the copy, or "".
 
-    Raises OSError, and copies nothing, if it exceeds :data:`MOST_BYTES`, :data:`MOST_FILES` or half of the free space.
+    Raises OSError, and copies nothing, if the copy would exceed :data:`MOST_BYTES`, :data:`MOST_FILES` or half of the free space.
     """
     _check_size(source, os.path.realpath(apart), target)
     left: Counter[str] = Counter()
@@ -94,7 +94,7 @@ def copied(source: Path, target: Path, apart: Path) -> str:
             shutil.copy2(file, to)
         except PermissionError:
             left[_CLOSED] += 1
-        except FileNotFoundError:  # it was removed meanwhile
+        except FileNotFoundError:  # the file was removed during the copy
             if os.path.lexists(file):
                 raise
 
@@ -131,7 +131,7 @@ def _check_size(source: Path, apart: str, target: Path) -> None:
 
 
 def _sizes(folder: Path, apart: str) -> Iterator[int]:
-    """Size of each file to be copied, bytes."""
+    """Size of each file to be copied, in bytes."""
     for parent, folders, files in os.walk(folder):
         inside = [Path(parent, name) for name in folders]
         folders[:] = [
@@ -146,8 +146,8 @@ def _sizes(folder: Path, apart: str) -> Iterator[int]:
 
 
 def _linked(path: Path, source: Path, target: Path) -> bool:
-    """Copy the link ``path``; a link within ``source`` then points into the copy. Returns whether it points outside, to a writable
-    target."""
+    """Copy the link ``path``; a link within ``source`` then points into the copy. Returns whether it points to a writable target outside,
+    other than an executable file."""
     root, leads_to = os.path.realpath(source), os.path.realpath(path)
     inside = os.path.commonpath([root, leads_to]) == root
     place = target / path.relative_to(source)
@@ -157,7 +157,7 @@ def _linked(path: Path, source: Path, target: Path) -> bool:
 
 
 def _kind(path: Path) -> str | None:
-    """Why a file is not copied (one of the kinds above); None if it is."""
+    """Reason why a file is not copied (one of the kinds above); None if it is copied."""
     try:
         mode = path.lstat().st_mode
     except OSError:

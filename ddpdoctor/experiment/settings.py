@@ -15,11 +15,11 @@ ENVIRONMENT = "env"
 _ENVIRONMENT_NAMES = re.compile(
     r"(NCCL|GLOO|TORCH|TP|FI|UCX|OMP|MKL|OPENBLAS|NUMEXPR|KMP|GOMP|CUDA|CUBLAS|CUDNN|PYTORCH|MALLOC|NVIDIA|HSA|RCCL|TOKENIZERS)_[A-Z0-9_]+"
 )
-"""Environment variables that affect speed. Others (PATH, LD_PRELOAD, ddpdoctor's own) would make it another job."""
+"""Environment variables that affect speed. Others (PATH, LD_PRELOAD, ddpdoctor's own) might change what the job does."""
 
 
 MOST = 1024
-"""Most workers, batches or threads; more would exhaust the machine."""
+"""Limit of workers, batches or threads; more would exhaust the machine."""
 _MOST_TEXT = 2000
 _YES, _NO = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 
@@ -34,7 +34,7 @@ class Results(Enum):
 
 
 class SettingError(DdpDoctorError):
-    """An unknown setting, or a value that it does not take."""
+    """An unknown setting, or a value that the setting does not accept."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Setting:
     takes: str
     """Description of the allowed values."""
     parse: Callable[[str], Any]
-    """From text; raises ValueError."""
+    """Converts a text to a value. Raises ValueError."""
     results: Results = Results.SAME
 
     @property
     def is_bound(self) -> bool:
-        """Whether it simulates a job without a cause, to measure an upper bound of the saving."""
+        """Whether it simulates the job without a cause of lost time, to measure an upper bound of the saving."""
         return self.results is Results.MEANINGLESS
 
 
@@ -89,7 +89,7 @@ def _switch(name: str, says: str, results: Results = Results.SAME) -> Setting:
 
 
 def _choice(name: str, says: str, values: str, results: Results = Results.SAME) -> Setting:
-    """``values``: as a text names them, "a, b or c"."""
+    """``values``: the allowed values as a text, "a, b or c"."""
 
     def parse(text: str) -> str:
         if text not in re.split(", | or ", values):

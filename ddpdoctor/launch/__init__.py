@@ -1,7 +1,7 @@
 """Runs a job and records it: the run directory, the child process and its signals, the environment, telemetry, hang detection.
 
-The launcher adds nothing to the job's streams, passes each signal on once and ends as the job ends. If the recording fails, the job
-runs without it.
+The launcher adds nothing to the job's streams, forwards each signal exactly once and ends with the job's exit status. If the recording
+fails, the job runs without it.
 
 ::
 
@@ -14,9 +14,8 @@ runs without it.
                   storage_process touches storage: copies records, samples the host
                   hang_monitor    watches for hangs, reports them, and ends the job with ``--on-hang kill``
     a hang        rankwatch       state of this host's ranks, from their memory and /proc
-                  unjoined        the same before init_process_group
-                  hang_detection  has the job made no progress for too long, and is that proven, so that it may be ended? With the
-                                  sentences on it, for the terminal
+                  unjoined        state of ranks before init_process_group
+                  hang_detection  decides whether the job hangs, and whether that is proven, so that it may be ended
     afterwards    leftovers       records that are still in memory, and ranks that outlived the command
     ``doctor``    checkup         what can be recorded on this machine
 """

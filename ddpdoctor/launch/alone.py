@@ -1,8 +1,8 @@
 """Runs a job unrecorded if ddpdoctor fails before its start. Needs the standard library only.
 
-The job must find its process as if the caller had started it directly. Open files, limits, priority, umask, working directory, session
-and process group are inherited. This module restores the rest: what Python changed at its start (signals, LC_CTYPE), and variables
-with a process id."""
+The job's process must look as if the caller had started it directly. Open files, limits, priority, umask, working directory, session
+and process group are inherited. This module restores the rest: what Python changed at its start (signals, LC_CTYPE), and environment
+variables that contain a process id."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Ignored by Python from its start: https://docs.python.org/3/library/signal.html#general-rules"""
+"""Python ignores them from its start: https://docs.python.org/3/library/signal.html#general-rules"""
 _HANDS_ON_WHAT_IT_IGNORES = frozenset(
     ["sh", "bash", "dash", "ash", "busybox", "ksh", "mksh", "zsh", "systemd"]
 )
-"""Shells, and the service manager whose services start with SIGPIPE ignored (IgnoreSIGPIPE=). Others, such as Python and
-Rust, ignore SIGPIPE themselves and give their children the default."""
+"""Parents whose children inherit the signals that they ignore: shells, and systemd, whose services start with SIGPIPE ignored
+(IgnoreSIGPIPE=). Other programs, such as those in Python and Rust, ignore SIGPIPE but give their children the default."""
 _OWN_PROCESS_ID = ("LISTEN_PID", "SYSTEMD_EXEC_PID", "WATCHDOG_PID")
-"""Variables in which systemd names the process that it started; libsystemd uses its sockets in no other: sd_listen_fds(3)."""
+"""Variables in which systemd stores the id of the process that it started. libsystemd accepts the sockets only in that process:
+sd_listen_fds(3)."""
 
 
 def inherited_environment() -> dict[str, str]:
@@ -60,9 +61,9 @@ class Inherited:
     blocked: frozenset[int]
     ignored: frozenset[int]
     death_signal: int
-    """Signal at the death of this process's parent (PR_SET_PDEATHSIG); 0 for none."""
+    """Signal that this process gets when its parent dies (PR_SET_PDEATHSIG); 0 for none."""
     adopts: bool
-    """Whether orphans below this process become its children (PR_SET_CHILD_SUBREAPER)."""
+    """Whether orphaned descendants become children of this process (PR_SET_CHILD_SUBREAPER)."""
 
     def restore_signals(self) -> None:
         """Restore the caller's handling of signals, right before the command is executed."""
@@ -71,19 +72,20 @@ class Inherited:
         signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
 
     def hand_on(self, libc: ctypes.CDLL, launcher_pid: int) -> None:
-        """Restore the caller's signals and prctl settings in this process, just forked by ``launcher_pid``."""
+        """Restore the caller's signals and prctl settings in this process, which ``launcher_pid`` has just forked."""
         self.restore_signals()
         if self.adopts:
             libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        # If the launcher is killed by SIGKILL, the job gets SIGTERM, on which torchrun ends its ranks (they have sessions of their own).
-        # Not inherited by children of the job, and reset if the command is setuid.
+        # If the launcher is killed by SIGKILL, the job gets SIGTERM, and torchrun then ends its ranks (they have sessions of their own).
+        # The job's children do not inherit this setting, and a setuid command resets it.
         die_with_parent(self.death_signal or signal.SIGTERM, libc)
         if os.getppid() != launcher_pid:
             os.kill(os.getpid(), self.death_signal or signal.SIGTERM)
 
 
 def inherited(libc: ctypes.CDLL | None) -> Inherited:
-    """What this process inherited from its caller; without ``libc`` signals only. Call before any signal is blocked or handled."""
+    """Signals and prctl settings inherited from the caller; only signals without ``libc``. Call before any signal is blocked or
+    handled."""
     known = signal.valid_signals() - set(_IGNORED_BY_PYTHON)
     ignored = {number for number in known if signal.getsignal(number) is signal.SIG_IGN}
     return Inherited(
@@ -95,7 +97,7 @@ def inherited(libc: ctypes.CDLL | None) -> Inherited:
 
 
 def _ignored_by_parent() -> set[int]:
-    """Of the signals that Python ignores, those that the parent ignores too and passes on to its children."""
+    """The signals of ``_IGNORED_BY_PYTHON`` that the parent ignores, too, if its children inherit that."""
     parent = os.getppid()
     if procfs.status_field(parent, "Name") not in _HANDS_ON_WHAT_IT_IGNORES:
         return set()
@@ -112,7 +114,7 @@ def _asked(libc: ctypes.CDLL | None, question: int) -> int:
 
 
 def as_own(environment: Mapping[str, str], launcher_pid: int) -> dict[str, str]:
-    """``environment`` with this process's id in the variables that systemd set for ``launcher_pid``."""
+    """``environment`` with this process's id in the variables in which systemd stored ``launcher_pid``."""
     mine = {name: str(os.getpid()) for name in _OWN_PROCESS_ID if environment.get(name) == str(launcher_pid)}
     return {**environment, **mine}
 
@@ -126,12 +128,12 @@ class CommandNotStartedError(Exception):
 
 
 class UnpreparedError(Exception):
-    """ddpdoctor failed before the job was started; the text says what failed, and why."""
+    """ddpdoctor failed before the job was started. The text says what failed and why."""
 
 
 @contextmanager
 def preparing(failed: str, but: type[Exception] = UnpreparedError) -> Iterator[None]:
-    """Turn errors within into an UnpreparedError that says ``failed``, except for those of the class ``but``."""
+    """Context in which an error becomes an UnpreparedError with the text ``failed`` and the reason; errors of the class ``but`` pass."""
     try:
         yield
     except (UnpreparedError, CommandNotStartedError, but):
@@ -141,7 +143,7 @@ def preparing(failed: str, but: type[Exception] = UnpreparedError) -> Iterator[N
 
 
 def words_of(error: Exception) -> str:
-    """Text of an error; with its class name if it is not an expected one."""
+    """Text of an error, with its class name unless it is an OSError or UnpreparedError."""
     return str(error) if isinstance(error, (OSError, UnpreparedError)) else f"{type(error).__name__}: {error}"
 
 
@@ -152,7 +154,7 @@ def say_alone(error: Exception, warn: Callable[[str], None]) -> None:
 
 
 def run_alone(command: Sequence[str], error: Exception) -> NoReturn:
-    """Replace this process by ``command``, because ``error`` makes recording impossible."""
+    """Replace this process by ``command``; recording is impossible because of ``error``."""
     say_alone(UnpreparedError(f"ddpdoctor cannot be loaded: {words_of(error)}"), _say)
     try:
         replace_this_process(command, os.environ)
@@ -177,19 +179,19 @@ def replace_this_process(command: Sequence[str], environment: Mapping[str, str])
 
 
 def execute(command: list[str], environment: dict[str, str]) -> NoReturn:
-    """Replace this process by ``command``, found as a shell finds it. Raises OSError, ValueError."""
+    """Replace this process by ``command``, which is searched for as a shell does. Raises OSError, ValueError."""
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:
         script = shutil.which(command[0], path=environment.get("PATH"))
         if error.errno != errno.ENOEXEC or script is None:
             raise
-        # A script without "#!" line: shells and execvp(3) give it to sh.
+        # A script without "#!" line: shells and execvp(3) run it with sh.
         os.execve("/bin/sh", ["/bin/sh", script, *command[1:]], environment)
 
 
 def not_started(program: str, error: Exception) -> CommandNotStartedError:
-    """The error for the user, with a shell's exit code, if ``program`` could not be executed because of ``error``."""
+    """The error for the user, with a shell's exit code, after ``error`` when ``program`` was executed."""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return CommandNotStartedError(f"{program}: command not found.", 127)
     if isinstance(error, PermissionError):

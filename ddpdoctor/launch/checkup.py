@@ -1,5 +1,5 @@
-"""``ddpdoctor doctor``: what can be recorded on this machine with the job's Python, and what cannot. The job's interpreter may differ from
-ddpdoctor's: which one a command starts, and what it says of itself.
+"""``ddpdoctor doctor``: checks what can be recorded on this machine with the job's Python. The job's interpreter may differ from
+ddpdoctor's, so this module finds the one that a command starts, and queries it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ddpdoctor.telemetry import HostSampler, NvmlSampler
 from ddpdoctor.telemetry.host import Cgroup
 
 _LAUNCHERS = ("torchrun", "python", "python3")
-"""Programs that most jobs begin with, tried in this order if no command is given."""
+"""Programs that start most jobs, tried in this order if no command is given."""
 _ANSWER = "DDPDOCTOR-ANSWER "
 _MOST_WORDS = 300
 _FIRST_LINE_BYTES = 512
@@ -65,11 +65,11 @@ class Interpreter:
 
     path: str
     sure: bool
-    """Whether the command names it; else it is the first one found."""
+    """Whether the command names it; otherwise it is the first one found."""
 
 
 def interpreter_of(command: Sequence[str]) -> Interpreter:
-    """The Python that ``command`` starts; without a command that of torchrun, else the first on the PATH, else ddpdoctor's own.
+    """The Python that ``command`` starts. Without a command: that of torchrun, else the first on the PATH, else ddpdoctor's own.
 
     Raises DdpDoctorError if the command cannot be started.
     """
@@ -90,7 +90,7 @@ def interpreter_of(command: Sequence[str]) -> Interpreter:
 
 
 def _interpreter(path: str) -> Interpreter:
-    """The interpreter in a script's first line; for any other program the Python on the PATH."""
+    """The interpreter in a script's first line; the Python on the PATH for any other program."""
     if Path(path).name.startswith("python"):
         return Interpreter(str(Path(path).absolute()), True)
     with Path(path).open("rb") as file:
@@ -104,9 +104,10 @@ def _interpreter(path: str) -> Interpreter:
 
 
 def probe_interpreter(interpreter: str) -> dict[str, Any]:
-    """Start the interpreter in the environment of a job and query it: ``python``, ``executable``, ``hook`` (whether the recorder was
-    loaded); with torch also ``torch``, ``cuda``, ``devices``, ``distributed``, ``backends``, ``profiler``. ``error`` says what failed.
-    Takes as long as an import of torch.
+    """Start the interpreter in the environment of a job and query it. Takes as long as importing torch.
+
+    Keys: ``python``, ``executable``, ``hook`` (whether the recorder was loaded); with torch also ``torch``, ``cuda``, ``devices``,
+    ``distributed``, ``backends``, ``profiler``. ``error`` says what failed.
     """
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-") as folder:
         environment = job_environment(
@@ -130,8 +131,8 @@ def probe_interpreter(interpreter: str) -> dict[str, Any]:
 
 
 def _said(command: Sequence[str], environment: Mapping[str, str], folder: str) -> str:
-    """Output of a program up to its answer. Its child processes are ended. Raises OSError, ValueError, and TimeoutError after
-    ``_DEADLINE_S``."""
+    """Output of a program up to its answer. The program and its child processes are then killed. Raises OSError, ValueError, and
+    TimeoutError after ``_DEADLINE_S``."""
     process = subprocess.Popen(
         command,
         env=environment,
@@ -179,13 +180,13 @@ _OLDEST_PYTHON, _OLDEST_TORCH = (3, 9), (2, 1)
 _GB = 1e9
 _INFINIBAND = Path("/sys/class/infiniband")
 _LITTLE_SHM_BYTES = 1_000_000_000
-"""A container gets 64 MB by default; the batches of a few dataloader workers take hundreds."""
+"""A container has 64 MB by default; the batches of a few dataloader workers take hundreds of MB."""
 _LITTLE_DISK_BYTES = 2_000_000_000
 """A rank's trace may take 256 MB."""
 _SLOW_CLOCK_NS = 500.0
-"""Above this, reading the clock is a system call; a step reads it about ten times."""
+"""A slower clock is read by a system call. A step reads the clock about ten times."""
 _ROUNDS, _READINGS = 20, 100
-"""The fastest round counts: others shared the core."""
+"""The fastest round is reported: slower ones may have shared the core."""
 _NETWORK_STORAGE = (
     *("nfs", "cifs", "smb", "lustre", "gpfs", "fuse"),
     *("ceph", "beegfs", "9p", "virtiofs", "wekafs"),
@@ -197,7 +198,7 @@ class CheckState(StrEnum):
 
     OK = "ok"
     NOTE = "note"
-    """A recording works and lacks something, or the job itself may suffer."""
+    """Recording works but something is missing, or the job itself may be slower or fail."""
     NO = "no"
     """Nothing can be recorded."""
 
@@ -212,13 +213,13 @@ class Check:
 
 
 _Result = tuple[CheckState, str]
-"""State, and words about it."""
+"""State and text."""
 
 
 def checks_for(command: Sequence[str]) -> list[Check]:
-    """All checks, for the job that ``command`` starts; without a command, for the Python that jobs here most likely use.
+    """All checks for the job that ``command`` starts; without a command, for the Python that jobs on this machine most likely use.
 
-    Raises DdpDoctorError if there is no such command. Writes only to a temporary folder.
+    Raises DdpDoctorError if the command cannot be started. Writes only to a temporary folder.
     """
     interpreter = interpreter_of(command)
     answer = probe_interpreter(interpreter.path)
@@ -372,7 +373,7 @@ def _run_directory() -> _Result:
 
 def _network() -> _Result:
     links = [
-        # The kernel reports 0 or -1 for links without a speed (virtual ones).
+        # The kernel reports 0 or -1 for virtual links, which have no speed.
         f"{name} {link.speed / 1e3:g} Gb/s" if link.speed > 0 else name
         for name, link in sorted(psutil.net_if_stats().items())
         if link.isup and name != "lo" and not name.startswith(("veth", "docker", "br-"))
@@ -383,7 +384,7 @@ def _network() -> _Result:
 
 
 def _file_system(place: Path) -> str:
-    """The type of the mount that holds ``place``."""
+    """File system type of the mount that contains ``place``."""
     mounts = [part for part in psutil.disk_partitions(all=True) if place.is_relative_to(part.mountpoint)]
     return max(mounts, key=lambda part: len(part.mountpoint)).fstype if mounts else "file system unknown"
 
@@ -397,7 +398,7 @@ def _readable(file: Path) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """(2, 13) for ``2.13.0+cpu``; (0, 0) if it is no version."""
+    """(2, 13) for ``2.13.0+cpu``; (0, 0) if ``version`` is malformed."""
     parts = version.split(".")[:2]
     return tuple(int(part) for part in parts) if all(part.isdecimal() for part in parts) else (0, 0)
 

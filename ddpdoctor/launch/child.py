@@ -1,14 +1,14 @@
-"""The job as a child process: it inherits the launcher's streams, and every signal reaches it exactly once.
+"""Runs the job as a child process, which inherits the launcher's streams and gets every signal exactly once.
 
 All forwardable signals are blocked in the launcher and received one by one with ``sigtimedwait``: no handler runs, and threads are
 never interrupted.
 
-^C, ``timeout``, a scheduler or a service manager signal every process of a group, so the job gets the signal itself. A supervisor that
-knows only the launcher's process id relies on the launcher passing it on. A signal must not reach the job twice: torchrun stops its cleanup
-on a second SIGTERM. So a second process of the launcher's group blocks all signals; a signal that is pending there (``/proc/PID/status``)
-was sent to the whole group.
+^C, ``timeout``, a scheduler or a service manager signal every process of a group, so the job gets the signal directly. A supervisor that
+knows only the launcher's process id relies on the launcher to forward the signal. A signal must not reach the job twice: torchrun stops
+its cleanup on a second SIGTERM. Therefore a second process of the launcher's group blocks all signals; a signal that is pending there
+(``/proc/PID/status``) was sent to the whole group.
 
-The job is forked here and not by ``subprocess``, which reports exit code 0 if SIGCHLD is ignored, and resets signals that the caller
+The job is forked here instead of by ``subprocess``, which reports exit code 0 if SIGCHLD is ignored, and resets signals that the caller
 ignored.
 """
 
@@ -50,7 +50,7 @@ class GroupSignalDetector:
     def was_sent_to_group(self, number: int, origin: int) -> bool:
         """Whether signal ``number``, received here with siginfo code ``origin``, went to the whole group.
 
-        If the process could not be started, only signals of the terminal are recognised, by their origin.
+        If the process could not be started, only signals from the terminal are recognised, by their origin.
         """
         if number in self._seen:
             self._seen.discard(number)
@@ -64,7 +64,7 @@ class GroupSignalDetector:
         return True
 
     def _replace(self, number: int) -> None:
-        """Start a new process: a pending signal stays pending. The old one is ended last, so that no signal is missed between the two."""
+        """Start a new process, because a pending signal stays pending. The old one is ended last, so that no signal is missed."""
         old, self._pid = self._pid, self._start()
         before, after = _pending(old), _pending(self._pid)
         self._seen |= (before & self._signals) - after - {number}
@@ -89,23 +89,23 @@ class GroupSignalDetector:
 
 
 def _pending(pid: int) -> set[int]:
-    """Numbers of the signals that wait for process ``pid`` to unblock them."""
+    """Numbers of the pending signals of process ``pid``."""
     return signals_in(pid, "ShdPnd") | signals_in(pid, "SigPnd")
 
 
 def _end(pid: int) -> None:
-    """Kill process ``pid`` and wait up to ``_ENDING_S`` for its end."""
+    """Kill child process ``pid`` and wait up to ``_ENDING_S`` for its end."""
     if not pid:
         return
     deadline_s = time.monotonic() + _ENDING_S
     with suppress(ChildProcessError):
         while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline_s:
-            os.kill(pid, signal.SIGKILL)  # still ours, so the id is
+            os.kill(pid, signal.SIGKILL)  # not reaped yet, so the id has not been reused
             time.sleep(0.001)
 
 
 def _wait_until_killed(libc: ctypes.CDLL, launcher_pid: int) -> None:
-    """Sleep until killed, or until the launcher is gone."""
+    """Sleep until this process is killed or the launcher is gone."""
     try:
         die_with_parent(signal.SIGKILL, libc)
         close_inherited_files([])
@@ -120,19 +120,19 @@ _OF_OUR_WRITING = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTO
 _KEPT = frozenset(
     (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGWINCH, *_FAULTS, *_OF_OUR_WRITING)
 )
-"""Not forwarded: what cannot be blocked, concerns the launcher itself, or goes to the whole group very often (SIGWINCH)."""
+"""Signals that are not forwarded: they cannot be blocked, concern the launcher itself, or often go to the whole group (SIGWINCH)."""
 _FORWARDED = signal.valid_signals() - _KEPT
 _ENDING = frozenset((signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM))
 _ASKING = _ENDING | {signal.SIGXCPU}
-"""Signals by which users and schedulers ask a job to end."""
+"""Signals with which users and schedulers ask a job to end."""
 _OURS = -1
-"""In place of an errno: the error is not the command's."""
+"""Used instead of an errno if the error occurred before the command was executed."""
 _DYING_S = 1.0
 
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How a process ended: with exit code ``code`` or by ``signal``; the other one is None."""
+    """How a process ended: by exit code ``code`` or by ``signal``. The other field is None."""
 
     code: int | None
     signal: int | None
@@ -150,18 +150,18 @@ class ExitStatus:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, [self.signal])
             os.kill(os.getpid(), self.signal)
             time.sleep(_DYING_S)
-            # Reached by the first process of a container, which its own signals cannot end: a shell's exit code.
+            # Reached by the first process of a container, which cannot end by a signal of its own. A shell's exit code.
             os._exit(128 + self.signal)
         os._exit(self.code or 0)
 
 
 _LIMITS = frozenset((errno.E2BIG, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE))
-"""Errors of exec that the recording's additions to the environment may cause."""
+"""Errors of exec that the additional environment variables may cause."""
 
 
 class Child:
-    """A running command. Main thread only, and made before any other thread: the kernel ends the job when the *thread* that forked it
-    ends (PR_SET_PDEATHSIG).
+    """A running command. Create it in the main thread, before any other thread starts: the kernel signals the job when the *thread* that
+    forked it ends (PR_SET_PDEATHSIG).
     """
 
     def __init__(
@@ -170,12 +170,12 @@ class Child:
         environment: Mapping[str, str],
         asked: Callable[[int], None] = lambda number: None,
     ) -> None:
-        """Start ``command``. ``asked`` is called with the number of each signal that asks the job to end, after it was passed on. Raises
-        CommandNotStartedError, or UnpreparedError if it was not tried; signals are then as before."""
+        """Start ``command``. ``asked`` is called with the number of each signal that asks the job to end, after it was forwarded. Raises
+        CommandNotStartedError, or UnpreparedError if ddpdoctor failed before that; the signals are then restored."""
         self._asked = asked
         self.is_to_end = self.was_signalled_by_group = False
-        """Whether a signal that the caller had not ignored asked for the job's end; and whether the last one went to the whole process
-        group."""
+        """Whether the job is to end, by a signal that the caller had not ignored or by ``end``; and whether the last such signal went to
+        the whole process group."""
         with preparing("what the caller left to it cannot be read"):
             self._libc = ctypes.CDLL(None, use_errno=True)
             self._caller = inherited(self._libc)
@@ -186,7 +186,7 @@ class Child:
         """When SIGKILL follows SIGTERM, monotonic seconds."""
         try:
             with preparing("no process can be started for it"):
-                # If it is ignored, the kernel discards the job's exit code.
+                # If SIGCHLD is ignored, the kernel discards the job's exit code.
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_BLOCK, [*_FORWARDED, signal.SIGCHLD])
                 self._group_signals = GroupSignalDetector(_FORWARDED, self._libc)
@@ -203,8 +203,8 @@ class Child:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._caller.blocked)
 
     def _start(self, command: list[str], environment: dict[str, str]) -> int:
-        """Fork and execute ``command``; returns its process id. Raises CommandNotStartedError, UnpreparedError, OSError; it does not run
-        then."""
+        """Fork and execute ``command``. Returns its process id. Raises CommandNotStartedError, UnpreparedError, OSError if it does not
+        run."""
         launcher_pid = os.getpid()
         reader, writer = os.pipe()
         try:
@@ -217,7 +217,7 @@ class Child:
                 os.close(writer)
         if pid == 0:
             self._become(command, environment, launcher_pid, writer)
-        # One read, so that nothing can fail here once the command has begun: the pipe then ends.
+        # The pipe ends when the command begins. Only one read, so that nothing can fail here after that.
         said = os.read(reader, select.PIPE_BUF)
         os.close(reader)
         if said:
@@ -228,7 +228,7 @@ class Child:
     def _become(
         self, command: list[str], environment: dict[str, str], launcher_pid: int, writer: int
     ) -> NoReturn:
-        """In the forked process: execute the command. An error is written to ``writer``."""
+        """Execute the command in the forked process. An error is written to ``writer``."""
         number = _OURS
         try:
             self._caller.hand_on(self._libc, launcher_pid)
@@ -242,7 +242,7 @@ class Child:
             os._exit(127)
 
     def wait(self) -> ExitStatus:
-        """Pass signals on until the command has ended."""
+        """Forward signals until the command has ended."""
         while (status := self._reap()) is None:
             self._stop_along()
             if self._is_ended_here:
@@ -254,7 +254,7 @@ class Child:
         return ExitStatus(code, None) if code >= 0 else ExitStatus(None, -code)
 
     def end(self) -> None:
-        """Let ``wait`` end the job as a scheduler does: SIGTERM, and SIGKILL after ``GRACE_S``. From any thread."""
+        """Make ``wait`` end the job as a scheduler does: SIGTERM, and SIGKILL after ``GRACE_S``. May be called from any thread."""
         self.is_to_end = self._is_ended_here = True
 
     def _go_on_ending(self) -> None:
@@ -264,13 +264,13 @@ class Child:
             self._send(signal.SIGTERM if first else signal.SIGKILL)
 
     def _send(self, number: int) -> None:
-        with suppress(OSError):  # a job that became another user, by sudo, takes no signal from this one
-            os.kill(self.pid, number)  # not waited for yet, so the id is still its own
+        with suppress(OSError):  # not permitted if the job runs as another user (sudo)
+            os.kill(self.pid, number)  # not reaped yet, so the id has not been reused
 
     def _reap(self) -> int | None:
-        """The job's wait status once it has ended, else None.
+        """The job's wait status if it has ended, else None.
 
-        Other children are reaped as well: orphans, if this is a container's first process, and helper processes that were killed.
+        Other children are reaped, too: killed helper processes, and orphans if this is a container's first process.
         """
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             if found[0] == self.pid:
@@ -292,14 +292,14 @@ class Child:
             self._asked_to_stop = number == signal.SIGTSTP
 
     def _stop_along(self) -> None:
-        """Stop this process after SIGTSTP, if the job has stopped."""
+        """After SIGTSTP, stop this process if the job has stopped."""
         if self._asked_to_stop and os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG):
             self._asked_to_stop = False
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def close(self) -> bool:
-        """Restore the signals of this process, except for those that end it: they stay blocked. True if one of these came after the job's
-        end.
+        """Restore the signals of this process, except that those that end it stay blocked. Returns whether one of these was received
+        after the job's end.
         """
         if self._group_signals is not None:
             self._group_signals.close()
@@ -312,7 +312,7 @@ class Child:
 
 
 def _why(program: str, said: str) -> Exception:
-    """The error that the forked process wrote."""
+    """The exception for the error that the forked process wrote."""
     number, _, words = said.partition(" ")
     if int(number) == _OURS:
         return UnpreparedError(f"the way to it failed: {words}")

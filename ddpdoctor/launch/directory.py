@@ -1,4 +1,4 @@
-"""The run directory of a job, made by its first launcher and joined by the others, and its manifest."""
+"""The run directory of a job and its manifest. The job's first launcher creates it, the others join it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _TASK_VARIABLES = (
 
 @dataclass(frozen=True)
 class JobIdentity:
-    """Identity of a job, the same for all launchers that one ``srun``, ``mpiexec`` or ``torchrun --no-python`` started, except for
-    ``task``.
+    """Identity of a job. Except for ``task`` it is the same for all launchers started by one ``srun``, ``mpiexec`` or
+    ``torchrun --no-python``.
     """
 
     job_id: str | None
@@ -53,9 +53,9 @@ class JobIdentity:
 
 
 def job_identity(environment: Mapping[str, str]) -> JobIdentity:
-    """Read the scheduler's variables.
+    """Identify the job by the scheduler's variables.
 
-    Inside ``sbatch`` but outside ``srun`` there is no step, thus no shared job.
+    Inside ``sbatch`` but outside ``srun`` there is no Slurm step, so no job id.
     """
     task = next((int(environment[n]) for n in _TASK_VARIABLES if environment.get(n, "").isdecimal()), None)
     if "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment:
@@ -70,12 +70,12 @@ def job_identity(environment: Mapping[str, str]) -> JobIdentity:
 
 
 def default_run_name(command: Sequence[str], identity: JobIdentity) -> str:
-    """``<job id>-<script>``, the same for all launchers of a job; ``<UTC time>-<script>`` without a job id."""
+    """``<job id>-<script>``, which all launchers of a job share; ``<UTC time>-<script>`` without a job id."""
     return f"{identity.job_id or _stamp(time.time())}-{script_stem(command)}"
 
 
 def script_stem(command: Sequence[str]) -> str:
-    """Short name of a job: of its script or module, else of its program."""
+    """Short name of a job: its script or module, else its program."""
     name = next((Path(a).stem for a in command if a.endswith(".py") and not a.startswith("-")), None)
     if name is None:
         modules = [b for a, b in zip(command, command[1:]) if a == "-m" and not b.startswith("torch.")]
@@ -88,7 +88,7 @@ def _stamp(epoch_s: float) -> str:
 
 
 def _parent_started_s() -> float:
-    """Start of the parent process, epoch seconds: all launchers of a job on this host have the same parent."""
+    """Start of the parent process, epoch seconds. All launchers of a job on this host have the same parent."""
     ticks, booted_s = started(os.getppid()), boot_time_s()
     if ticks is None or booted_s is None:
         return time.time()
@@ -105,7 +105,7 @@ def _working_directory() -> str:
 def new_manifest(
     command: Sequence[str], options: RunOptions, environment: Mapping[str, str], identity: JobIdentity
 ) -> dict[str, Any]:
-    """The manifest of a run that begins now. ``environment`` is the job's."""
+    """The manifest of a run that begins now. ``environment``: the job's."""
     return {
         "schema": layout.RUN_SCHEMA,
         "run_id": layout.new_run_id(),
@@ -134,13 +134,13 @@ def new_manifest(
 
 RUNS_FOLDER = "ddpdoctor-runs"
 _MANIFEST_S = 2.0
-"""Time limit until a manifest is complete, on file systems where it cannot be created atomically."""
+"""Time limit until a manifest is complete, on file systems on which it cannot be created atomically."""
 _OURS = frozenset([layout.MANIFEST_FILE, "hosts", "ranks"])
 
 
 @dataclass
 class Launch:
-    """This launcher's place in a run directory."""
+    """A launcher's membership in a run directory."""
 
     run: Path
     host: str
@@ -148,13 +148,13 @@ class Launch:
     """hosts/<host>/launch-<pid>.json"""
     document: dict[str, Any]
     owner: bool
-    """Whether this launcher made the run directory: it writes the manifest and analyses the run."""
+    """Whether this launcher created the run directory, so that it writes the manifest and analyses the run."""
     _ended: set[Path] = field(default_factory=set)
     """Records of launchers that have ended."""
 
     def finish(self, **fields: Any) -> None:
         """Write ``fields`` (ended_ns, exit_code, signal, notes, note_codes) into the records. Raises OSError, also if the run was deleted
-        and another one has its path.
+        and its path now belongs to another run.
         """
         layout.refuse_other_run(str(self.run), self.document.get("run_id"))
         self.document.update(fields)
@@ -181,7 +181,7 @@ class Launch:
                 self.run.rmdir()
 
     def others_running(self) -> list[str]:
-        """``host:pid`` of the run's other launchers that are not known to have ended. The record of an ended one is not read again."""
+        """``host:pid`` of the run's other launchers that may still run. The record of an ended launcher is not read again."""
         running = []
         for host, record, document in _launches(self.run, but=self._ended | {self.record}):
             if document.get("ended_ns") is None and is_running(document) is not False:
@@ -192,10 +192,9 @@ class Launch:
 
 
 def open_run(out: Path | None, name: str, identity: JobIdentity, document: dict[str, Any]) -> Launch:
-    """Make or join the run directory ``out``, or one called ``name`` below ``ddpdoctor-runs/``.
+    """Create or join the run directory ``out``, or one called ``name`` below ``ddpdoctor-runs/``.
 
-    ``document`` is this launcher's manifest. Raises DdpDoctorError if ``out`` holds something that must
-    not be written to, OSError if nothing can be written.
+    ``document``: this launcher's manifest. Raises DdpDoctorError if ``out`` must not be written to, OSError if nothing can be written.
     """
     if out is not None:
         return _enter(out.absolute(), identity, document)
@@ -215,7 +214,7 @@ def open_run(out: Path | None, name: str, identity: JobIdentity, document: dict[
 
 
 def _writable_base() -> Path:
-    """``ddpdoctor-runs`` in the working directory; if that is read-only or deleted, a private folder in the folder for temporary files."""
+    """``ddpdoctor-runs`` in the working directory; if that is read-only or deleted, a private folder in the temporary directory."""
     with suppress(OSError):
         base = Path.cwd() / RUNS_FOLDER
         base.mkdir(exist_ok=True)
@@ -225,7 +224,7 @@ def _writable_base() -> Path:
     try:
         make_private_folder(str(base))
     except UntrustedFileError:
-        # Another user has a folder of this name.
+        # A folder of this name belongs to another user.
         return Path(tempfile.mkdtemp(prefix=f"{RUNS_FOLDER}-"))
     return base
 
@@ -245,7 +244,7 @@ def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch
     )
     manifest_path = run / layout.MANIFEST_FILE
     if manifest_path.exists():
-        # Web applications have a manifest.json, too.
+        # The manifest.json may belong to a web application.
         of_others = not layout.is_run_directory(str(run)) and (
             foreign or read_json(str(manifest_path), []) is not None
         )
@@ -273,7 +272,7 @@ def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch
 
 
 def _id_of_owner(run: Path) -> str | None:
-    """The run's id; waits up to ``_MANIFEST_S`` for its first launcher to write it."""
+    """The run's id. Waits up to ``_MANIFEST_S`` until its first launcher has written it."""
     deadline_s = time.monotonic() + _MANIFEST_S
     while read_json(str(run / layout.MANIFEST_FILE), []) is None and time.monotonic() < deadline_s:
         time.sleep(0.02)
@@ -296,7 +295,7 @@ def create_exclusively(path: Path, document: dict[str, Any]) -> bool:
     except FileExistsError:
         return False
     except OSError:
-        # A file system without hard links: exclusive, but a reader may see an incomplete file.
+        # A file system without hard links. The file is created exclusively, but a reader may see it incomplete.
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
         except FileExistsError:
@@ -312,7 +311,7 @@ def _why_closed(run: Path, identity: JobIdentity) -> str | None:
     manifest = read_json(str(run / layout.MANIFEST_FILE), []) or {}
     ended = manifest.get("ended_ns") is not None
     if not ended and is_running(manifest) is not False:
-        # The usual case: no launcher needs to read the records of the others.
+        # The usual case, in which no launcher needs to read the records of the others.
         return None
     launches = [document for _, _, document in _launches(run)]
     same_job = identity.job_id is not None and any(d.get("job_id") == identity.job_id for d in launches)
@@ -322,7 +321,7 @@ def _why_closed(run: Path, identity: JobIdentity) -> str | None:
 
 
 def _launches(run: Path, but: Container[Path] = ()) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """(host folder's name, path, document) of each launcher's record, except for the paths ``but``."""
+    """(host folder's name, path, document) of each launcher's record, without the paths in ``but``."""
     for record in sorted((run / "hosts").glob("*/launch-*.json")):
         if record in but:
             continue

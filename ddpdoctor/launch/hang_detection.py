@@ -1,15 +1,15 @@
 """Decides whether the ranks of this host have made no progress for too long, from one poll per second and the job's own history.
 
-Progress is: a finished step of any rank; something begun or finished within a long step; a rank that does not wait for others and
-works (it or its children move data or take memory; it evaluates, saves or compiles). The clock also stops while a person holds a
-rank (debugger, SIGSTOP, prompt). If the state of a rank is unknown, no hang is reported.
+Progress is: a finished step of any rank; an event that begins or ends within a long step; a rank that does not wait for others and
+works (it or its children move data or take memory; it evaluates, saves or compiles). The silence timer is also reset while a person
+holds a rank (debugger, SIGSTOP, prompt). If the state of a rank is unknown, no hang is reported.
 
-Whether a hang is proven, so that ``--on-hang kill`` may end the job: a rank that does not answer proves nothing. Two independent sources
-must agree for each rank: the kernel (its process has ended, or it and its children use no resources) and the rank itself (it answered a
-request during the hang, and waits for other ranks or is still at the same line). If a thread holds the GIL, faulthandler, which needs no
-GIL, answers for the rank.
+``--on-hang kill`` ends the job only if the hang is proven. A rank that does not answer is no proof. Two independent sources must agree
+for each rank: the kernel (its process has ended, or it and its children use no resources) and the rank itself (it answered a request
+during the hang, and waits for other ranks or is still at the same line). If a thread holds the GIL, faulthandler's output, which needs
+no GIL, replaces the rank's answer.
 
-The sentences on a hang, for the terminal, come last.
+The messages about a hang are at the end of this file.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from ddpdoctor.rundir.stepevents import LONG_PHASES, Phase, phase_words
 
 @dataclass(frozen=True)
 class Tuning:
-    """Times and factors of the decision."""
+    """Limits and factors of the decision."""
 
     after_s: float = DEFAULT_HANG_AFTER_S
-    """Half of the shortest time after which a collective's own timeout ends a job (NCCL's ten minutes, Gloo's thirty)."""
+    """Half of the shortest default timeout of collectives (NCCL: ten minutes, Gloo: thirty)."""
     times_longest: float = 10.0
     """Factor on the longest time between two steps so far: an evaluation on more data takes a few times as long."""
     times_before_first: float = 3.0
-    """Factor before the first step, while the dataset and the model are built and compiled: the job has no history yet. With a limit set by
-    the user, only while a rank computes, reads or writes."""
+    """Factor before the first step, while the dataset and the model are built and compiled: the job has no history yet. If the user has set
+    a limit, it applies only while a rank computes, reads or writes."""
     least_before_first_s: float = 60.0
-    """Lower bound before the first step: importing a framework from shared storage takes a minute."""
+    """Minimum before the first step: importing a framework from shared storage takes a minute."""
     after_death_s: float = 30.0
     """Limit if a rank has died and others wait for it; torchrun ends those within a second."""
     times_in_long_phase: float = 5.0
-    """Factor while a rank that does not wait evaluates, saves, loads or compiles (default: 25 minutes). Healthy jobs take long for these,
-    and may show no activity, as while slow storage writes a checkpoint."""
+    """Factor while a rank that does not wait evaluates, saves, loads or compiles (default: 25 minutes). These phases may take long in
+    healthy jobs and show no activity, for example while slow storage writes a checkpoint."""
     most_suspended_s: float = 90.0
     """Longest suspension (SIGSTOP) that does not count as silence: a person may inspect a rank for a minute."""
     times_after_last: float = 4.0
     """Factor if every rank has exhausted its data and one computes: it may export the model."""
     most_pause_s: float = 2.0
-    """Longest counted time between two polls: after a longer one this process itself was suspended, maybe with the job."""
+    """Upper limit of the time counted between two polls: in a longer pause this process was suspended, possibly with the job."""
 
 
 @dataclass(frozen=True)
@@ -59,26 +59,26 @@ class HangCandidate:
     after_s: float
     longest_gap_s: float
     blocking: tuple[WatchedRank, ...]
-    """Ranks that do not wait in a collective, and dead ones. Empty if every rank waits."""
+    """Dead ranks, and those that do not wait in a collective. Empty if every rank waits."""
     waiting: tuple[WatchedRank, ...]
     unknown: tuple[WatchedRank, ...] = ()
-    """Ranks whose state is unknown: with any of them it is unknown whether the job hangs."""
+    """Ranks whose state is unknown. If there are any, it is unknown whether the job hangs."""
 
 
 class ProgressTracker:
-    """Progress of one host's ranks, updated by ``look`` at each poll."""
+    """Progress of one host's ranks. ``look`` updates it at each poll."""
 
     def __init__(self, after_s: float | None, tuning: Tuning) -> None:
-        """``after_s``: the user's limit (``--hang-after``); None: by the job's own history."""
+        """``after_s``: the user's limit (``--hang-after``); None derives it from the job's own history."""
         self._asked_s, self._tuning = after_s, tuning
         self._looked_s: float | None = None
         self._signs: dict[tuple[int, int], tuple[Any, ...]] = {}
-        """By rank and process id."""
+        """Signs of progress by rank and process id."""
         self.silent_s = self.longest_gap_s = 0.0
         self._since_step_s = self._suspended_s = 0.0
         self._steps_seen = 0
         self._attempt: frozenset[int] = frozenset()
-        """Process ids of the attempt whose steps are counted; an elastic restart begins another."""
+        """Process ids of the current attempt. An elastic restart begins another one."""
         self.progressed = self.moved = False
         """Whether the last poll showed progress; and whether a rank itself reported it."""
         self.paused_in: str | None = None
@@ -99,7 +99,7 @@ class ProgressTracker:
         self.moved, self._signs = _has_new_sign(self._signs, signs), signs
         if stepped:
             if self._steps_seen:
-                # The time before the first step is no measure of later gaps.
+                # The time before the first step is excluded: later gaps are not comparable with it.
                 self.longest_gap_s = max(self.longest_gap_s, self._since_step_s)
             self._steps_seen += 1
             self._since_step_s = 0.0
@@ -123,12 +123,12 @@ class ProgressTracker:
         self._attempt = now or self._attempt
 
     def is_long(self, ranks: Sequence[WatchedRank]) -> bool:
-        """Whether the silence exceeds the limit, even if no rank of this host waits: ranks of other hosts may."""
+        """Whether the silence exceeds the limit. No rank of this host needs to wait: ranks of other hosts may."""
         left, waiting, dead = _by_state(ranks)
         return bool(left) and self.silent_s >= self._after_s(left, waiting, dead)
 
     def hang_candidate(self, ranks: Sequence[WatchedRank]) -> HangCandidate | None:
-        """The hang, as of the last poll; None without one."""
+        """The hang at the last poll; None if there is none."""
         left, waiting, dead = _by_state(ranks)
         blocking = tuple(rank for rank in left if not rank.waits)
         after_s = self._after_s(left, waiting, dead)
@@ -136,7 +136,7 @@ class ProgressTracker:
             return None
         alone = len(left) + len(dead) < len(ranks)
         if not waiting and (any(rank.busy for rank in left) or alone or _is_through(left)):
-            # No rank waits, and one computes, or the others have ended in order and only the last ranks still run.
+            # No rank waits, and one computes, or other ranks have ended in order, or all ranks have exhausted their data.
             return None
         unknown = tuple(rank for rank in blocking if rank.activity is Activity.UNKNOWN)
         return HangCandidate(self.silent_s, after_s, self.longest_gap_s, (*dead, *blocking), waiting, unknown)
@@ -166,7 +166,7 @@ def _by_state(
     ranks: Sequence[WatchedRank],
 ) -> tuple[list[WatchedRank], tuple[WatchedRank, ...], tuple[WatchedRank, ...]]:
     """(Running ranks, those of them that wait for others, ranks that died)."""
-    # A rank that others await in init_process_group is to follow them, although it has ended its process group.
+    # While ranks wait in init_process_group, a rank that has ended its process group may be expected to join them.
     joining = any(rank.alive and rank.phase == Phase.RENDEZVOUS for rank in ranks)
     left = [rank for rank in ranks if rank.alive and (joining or not rank.ended)]
     waiting = tuple(rank for rank in left if rank.waits)
@@ -177,28 +177,28 @@ def _by_state(
 def _has_new_sign(
     before: dict[tuple[int, int], tuple[Any, ...]], now: dict[tuple[int, int], tuple[Any, ...]]
 ) -> bool:
-    """Whether a rank shows a new sign of progress; no sign at all is not a new one."""
+    """Whether a rank shows a new sign of progress. A missing sign is not a new one."""
     return any(signs and before.get(key) not in (None, (), signs) for key, signs in now.items())
 
 
 def _is_through(ranks: Sequence[WatchedRank]) -> bool:
-    """Whether all have exhausted their data in the step in progress."""
+    """Whether all ranks have exhausted their data in the step in progress."""
     return all(rank.progress.get("exhausted") is True for rank in ranks)
 
 
 Line = tuple[int, int, str]
-"""Rank, process id, and the line of the job's code at which it is."""
+"""Rank, process id, and the rank's current line of the job's code."""
 _APART_S = 60.0
-"""Longest time between the two polls that must both prove the hang before the job is ended (less with a shorter ``--hang-after``). The
-report is written meanwhile: it shows more while the job still runs."""
+"""Time between the two polls that must both prove the hang before the job is ended (less with a shorter ``--hang-after``). The report is
+written in between, because it shows more while the job still runs."""
 
 
 def doubts_of(ranks: Sequence[WatchedRank], has_answered: Callable[[WatchedRank], bool]) -> list[str]:
-    """Reasons not to end the job, a clause per rank; empty if it is proven that no rank makes progress."""
+    """Reasons not to end the job, one clause per rank; empty if it is proven that no rank makes progress."""
     alive = [rank for rank in ranks if rank.alive]
     found = [(rank, _doubt(rank, has_answered)) for rank in alive]
     if all(rank.waits for rank in alive):
-        # Each of them may wait for what its own device still computes: a thread of CUDA that waits uses a core.
+        # Each of them may wait for a computation on its own device: a CUDA thread that waits uses a core.
         found += [
             (rank, "may compute on its device") for rank in alive if rank.busy and not rank.waits_in_call
         ]
@@ -209,7 +209,7 @@ def _doubt(rank: WatchedRank, has_answered: Callable[[WatchedRank], bool]) -> st
     activity = rank.activity
     if activity is Activity.HELD:
         return "is stopped, in a debugger, or waits for input"
-    # A rank that waits by its own report may move data all the same.
+    # A rank that reports that it waits may still move data.
     if activity is Activity.WORKS or rank.meter.moves:
         return "reads, writes or computes"
     if rank.state == "D":
@@ -224,12 +224,12 @@ def _doubt(rank: WatchedRank, has_answered: Callable[[WatchedRank], bool]) -> st
 
 
 def lines_of(ranks: Sequence[WatchedRank]) -> frozenset[Line]:
-    """Positions of the ranks that do not wait for others; unchanged between two polls if the job hangs."""
+    """Positions of the ranks that do not wait for others. If the job hangs, they do not change between two polls."""
     return frozenset((*rank.key, rank.where()) for rank in ranks if rank.alive and not rank.waits)
 
 
 class Kill:
-    """Decides when ``--on-hang kill`` ends the job: after two polls, some time apart, that prove the hang."""
+    """Decides when ``--on-hang kill`` ends the job: after two polls in a row that prove the hang, up to ``_APART_S`` apart."""
 
     def __init__(self, after_s: float) -> None:
         self._apart_s = min(after_s, _APART_S)
@@ -248,22 +248,22 @@ class Kill:
         return now_s - self._looked_s >= self._apart_s
 
     def start_again(self) -> None:
-        """A rank has made progress: two further polls have to prove the hang."""
+        """Start again after progress of a rank: two further polls have to prove the hang."""
         self._is_proven = False
 
     def look(self, doubts: list[str], current: list[WatchedRank]) -> bool:
-        """Evaluate a poll; True if it is the second one in a row that proves the hang, with all ranks at the same lines."""
+        """Evaluate a poll. Returns whether it is the second one in a row that proves the hang, with all ranks at the same lines."""
         self._looked_s, before, self._lines = time.monotonic(), self._lines, lines_of(current)
         was_proven, self._is_proven = self._is_proven, not doubts
         return self._is_proven and was_proven and before == self._lines
 
 
 _MOST_NAMED = 3
-"""Ranks listed one by one; the report has all."""
+"""Ranks listed individually in a message; the report lists all."""
 
 
 def hang_sentences(candidate: HangCandidate, here: str) -> list[str]:
-    """Two sentences: that the job seems to hang, and where each rank is. ``here``: " of this host" if the job has ranks elsewhere, too."""
+    """Two sentences: that the job seems to hang, and where each rank is. ``here``: " of this host" if other hosts have ranks, too."""
     longest_s = candidate.longest_gap_s
     before = f" (its longest pause before was {_seconds(longest_s)})" if longest_s else ""
     none_joined = not any(rank.joined for rank in (*candidate.blocking, *candidate.waiting))
@@ -275,7 +275,7 @@ def hang_sentences(candidate: HangCandidate, here: str) -> list[str]:
 
 
 def unknown_sentence(candidate: HangCandidate, here: str) -> str:
-    """That no step was finished for long, and why it is unknown whether the job hangs."""
+    """Message that no step was finished for long, and why it is unknown whether the job hangs."""
     return (
         f"no rank{here} has finished a step for {_seconds(candidate.silent_s)}; whether the job hangs is not known: "
         f"{_named(candidate.unknown)}."
@@ -283,12 +283,12 @@ def unknown_sentence(candidate: HangCandidate, here: str) -> str:
 
 
 def elsewhere_sentence(silent_s: float, computing: Sequence[WatchedRank]) -> str:
-    """That no rank of this host waits, and which of them compute: ranks of other hosts may wait for them."""
+    """Message that ranks of other hosts may wait for this one, where no rank waits, and which ranks compute."""
     return f"no rank of this host has finished a step for {_seconds(silent_s)}; ranks of other hosts may wait for it: {_named(computing)}."
 
 
 def uncounted_sentence(silent_s: float, ranks: Sequence[WatchedRank]) -> str:
-    """That no step was finished for long, and that nothing shows whether ranks wait for each other on their devices."""
+    """Message that no step was finished for long, and that waits between the ranks' devices are not visible."""
     why = "torch counts no collectives of these ranks, so a wait on a device looks like a computation"
     return f"no rank has finished a step for {_seconds(silent_s)}; whether the job hangs is not known ({why}): {_named(ranks)}."
 

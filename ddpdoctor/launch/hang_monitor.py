@@ -1,7 +1,7 @@
 """The hang monitor: a process that watches whether the job makes progress, and how its ranks end.
 
-It reads /proc and what ranks write to memory, and writes to memory, so neither storage nor a rank that hangs can block it. If it is
-killed or stopped, the job and the launcher go on without it.
+It reads /proc and memory-backed files of the ranks, and writes to memory, so neither storage nor a rank that hangs can block it. If it is
+killed or stopped, the job and the launcher continue.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from ddpdoctor.rundir.stops import ENDS_SCHEMA, STALL_SCHEMA, Standstill
 from ddpdoctor.telemetry.procfs import process_document
 
 PERIOD_S = 1.0
-"""Between two polls: each costs 0.2 ms per rank."""
+"""Time between two polls. A poll costs 0.2 ms per rank."""
 _AGAIN_S = 30.0
-"""Between two updates of ``stall.json`` during a hang."""
+"""Time between two updates of ``stall.json`` during a hang."""
 _GOES_ON_S = 3.0
-"""Time after which progress other than a finished step ends a hang: a rank that a signal ends is gone in less."""
+"""Time after which progress other than a finished step ends a hang. A rank that is ended by a signal is gone sooner."""
 _WORKS_ON_S = 20.0
-"""The same where a rank only moves data, as counted over ten seconds: after a timeout, NCCL's watchdog writes what torch's flight recorder
-holds, once."""
+"""The same if ranks only move data, which is counted over ten seconds: after a timeout, NCCL's watchdog writes a dump of torch's flight
+recorder, once."""
 END_S = 0.3
-"""Time at the end of a job for this process to end, five times as long unless it is blocked in the kernel."""
+"""Time for this process to end after the job; five times as long unless it is blocked in the kernel."""
 _AFTER_LAUNCHER_S = 60.0
-"""Time that ranks get to end after their launcher was killed."""
+"""Time for ranks to end after their launcher was killed."""
 
 
 class HangMonitor:
-    """The work of this process."""
+    """Main loop of the hang monitor's process."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class HangMonitor:
         orders: int,
         writer: int,
     ) -> None:
-        """``diagnose`` analyses the run during a hang, in a process of its own, and returns a sentence for the user. ``orders``,
-        ``writer``: see :data:`.helper.Work`."""
+        """``root``: folder of the ranks' spools. ``diagnose`` analyses the run during a hang, in another process; it returns a sentence
+        for the user. ``orders``, ``writer``: see :data:`.helper.Work`."""
         self._root, self._options = str(root), options
         self._orders, self._writer = orders, writer
         self._head = {"host": host, "boot": boot_id()}
@@ -78,21 +78,21 @@ class HangMonitor:
         self._analysis = AnalysisProcess(diagnose)
         self._request = 0
         self._asked_s: float | None = None
-        """When the ranks' positions were requested, monotonic seconds; None while no answer is awaited."""
+        """When the ranks' positions were requested, monotonic seconds; None if no answer is pending."""
         self._asked_for_others = self._is_unknown_reported = False
         self._stall: dict[str, Any] | None = None
         """``stall.json`` of the present hang; None without one."""
         self._moved_s: float | None = None
         """When ranks first made progress in the present hang, monotonic seconds."""
         self._only_works = True
-        """Whether that progress is only that a rank moves data."""
+        """Whether that progress consists only of ranks that move data."""
         self._written_s = 0.0
         self._kill: Kill | None = None
         self._began_ns = time.time_ns()
         self._ended_by_another = False
         self._ends: dict[str, Any] = {}
         self._seen_before: dict[tuple[Any, Any], dict[str, Any]] | None = None
-        """By rank and process id, the ends that another launcher's hang monitor noted before this one took over."""
+        """Ends that another launcher's hang monitor wrote before this one took over, by rank and process id."""
 
     def run(self) -> None:
         """Poll until the launcher reports the end of its job or, if it was killed, until its ranks are gone."""
@@ -100,7 +100,7 @@ class HangMonitor:
             self._ranks.wait(PERIOD_S, [self._orders, *self._analysis.handles, *self._unjoined.handles])
             self._poll()
         if os.read(self._orders, 1) != JOB_ENDED:
-            # The launcher is gone and cannot end the job, so no document may say that it did.
+            # The launcher is gone and cannot end the job, so no document may say that the job was ended.
             self._options, self._kill = replace(self._options, on_hang="report"), None
             deadline_s = time.monotonic() + _AFTER_LAUNCHER_S
             while time.monotonic() < deadline_s and any(rank.alive for rank in self._ranks.known.values()):
@@ -111,7 +111,7 @@ class HangMonitor:
 
     def _poll(self) -> None:
         self._end_with_others()
-        # The exit code of a process is visible only to monitors that had opened its pidfd before: all monitors poll, also without the lock.
+        # Monitors without the lock poll, too: an exit code is visible only if the pidfd was opened before the process ended.
         stepped = self._look()
         if not self._lock.take():
             return  # another launcher's hang monitor is responsible for this host
@@ -130,13 +130,13 @@ class HangMonitor:
             self._check_for_hang(current)
 
     def _look(self) -> bool:
-        """Update all ranks of this host; whether one of them has finished a step."""
+        """Update all ranks of this host. Returns whether one of them has finished a step."""
         stepped = self._ranks.look(self._unjoined.seen)
         self._unjoined.look([rank.pid for rank in self._ranks.known.values()])
         return stepped
 
     def _end_with_others(self) -> None:
-        """With ``--on-hang kill``, end this launcher's job too if another launcher of this host has ended its own."""
+        """With ``--on-hang kill``, end this launcher's job if another launcher of this host has ended its own."""
         if self._options.on_hang != "kill" or self._stall is not None or self._ended_by_another:
             return
         stall = host_document(self._root, STALL_FILE)
@@ -148,10 +148,10 @@ class HangMonitor:
             send(self._writer, warn=f"the job is ended, as --on-hang kill asks: {found}.", end_job=True)
 
     def _current(self) -> list[WatchedRank]:
-        """The ranks of this host, before and after ``init_process_group``, by rank."""
+        """The ranks of this host, before and after ``init_process_group``, sorted by rank."""
         joined = self._ranks.current(self._unjoined.newest_start_ns())
         if any(rank.steps for rank in joined):
-            return joined  # a job that trains has all of its ranks
+            return joined  # once a job trains, all of its ranks have joined
         found = [*joined, *self._unjoined.current([rank.rank for rank in joined])]
         return sorted(found, key=lambda rank: rank.rank)
 
@@ -179,8 +179,8 @@ class HangMonitor:
             send(self._writer, warn=unknown_sentence(candidate, self._here(current)))
 
     def _ask_for_others(self, current: list[WatchedRank]) -> None:
-        """Request positions, once per silence, if no rank is known to wait here: ranks of other hosts may wait for ranks of this host, or
-        a rank that computes, by its process, may wait on its device."""
+        """Request positions, once per silence, if no rank of this host is known to wait. Ranks of other hosts may wait for this one, or a
+        rank whose process uses CPU time may wait on its device."""
         self._asked_for_others = self._asked_for_others and not self._progress.progressed
         if self._asked_for_others or self._progress.progressed or not self._progress.is_long(current):
             return
@@ -207,7 +207,7 @@ class HangMonitor:
         if isinstance(rank, UnjoinedRank):
             rank.ask()
             return
-        with suppress(OSError):  # it has gone meanwhile, or its spool is
+        with suppress(OSError):  # the rank or its spool is gone
             ask(rank.spool, self._request)
 
     def _has_answered(self, rank: WatchedRank) -> bool:
@@ -250,7 +250,7 @@ class HangMonitor:
         return None
 
     def _here(self, current: list[WatchedRank]) -> str:
-        """Words for messages of a job that has ranks on other hosts; empty for others."""
+        """Words for messages if other hosts have ranks of the job, too; else empty."""
         sizes = [size for rank in current if isinstance(size := rank.progress.get("world_size"), int)]
         return " of this host" if max(sizes, default=0) > len(current) else ""
 
@@ -277,14 +277,14 @@ class HangMonitor:
         if self._goes_on(stall, current, stepped):
             self._resume(stall)
         elif self._moved_s is not None:
-            return  # whether it goes on will show
+            return  # the next polls show whether the job continues
         elif self._kill is not None and self._confirm_kill(self._kill, current):
             self._kill = None
             stall["state"] = Standstill.KILLED.value
             self._write_stall(stall)
             send(self._writer, warn="the job is ended, as --on-hang kill asks.", end_job=True)
         elif time.monotonic() - self._written_s > _AGAIN_S:
-            # What a rank did that has ended meanwhile is known from before.
+            # For ranks that have ended, the earlier rows are kept.
             before = {_key(row): row for row in stall["ranks"]}
             stall["ranks"] = [
                 before[rank.key] if not rank.alive and rank.key in before else self._rank_document(rank)
@@ -293,8 +293,8 @@ class HangMonitor:
             self._write_stall(stall)
 
     def _goes_on(self, stall: dict[str, Any], current: list[WatchedRank], stepped: bool) -> bool:
-        """Whether the hang is over: a step is finished, or ranks have made other progress and, some seconds later, still live or have ended
-        well. A rank that a signal ends runs its handlers and saves its records, which looks like progress."""
+        """Whether the hang is over: a step is finished, or ranks made other progress some seconds ago and have not been ended since. A rank
+        that is ended by a signal runs its handlers and saves its records, which looks like progress."""
         now_s, progress = time.monotonic(), self._progress
         if progress.progressed and (self._moved_s is None or (self._only_works and progress.moved)):
             self._moved_s, self._only_works = now_s, not progress.moved
@@ -304,13 +304,13 @@ class HangMonitor:
         return stepped or (self._moved_s is not None and now_s - self._moved_s >= after_s)
 
     def _is_being_ended(self, stall: dict[str, Any], current: list[WatchedRank]) -> bool:
-        """Whether the job was asked to end since the hang was detected, or a rank has ended otherwise than well."""
+        """Whether the job was asked to end since the hang was detected, or a rank has ended by a signal or with an error."""
         asked_ns = host_document(self._root, ASKED_FILE).get("at_ns")
         is_asked_to_end = isinstance(asked_ns, int) and asked_ns > stall["detected_ns"]
         return is_asked_to_end or not all(rank.alive or rank.ended_well for rank in current)
 
     def _went_on(self, stall: dict[str, Any], current: list[WatchedRank]) -> bool:
-        """Whether the hang was over before the job ended: its ranks had made progress, or all have ended well."""
+        """Whether the hang was over before the job ended: its ranks had made progress, or all ended without an error."""
         moved = self._moved_s is not None or (bool(current) and all(rank.ended_well for rank in current))
         return moved and not self._is_being_ended(stall, current)
 
@@ -321,8 +321,8 @@ class HangMonitor:
         send(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s.")
 
     def _confirm_kill(self, kill: Kill, current: list[WatchedRank]) -> bool:
-        """Whether a second poll, after a new request for positions, confirms the hang. The report is awaited first, as it shows more while
-        the job still runs. Not if this would not be reported as a hang now: the ranks that still run may wait for no other."""
+        """Whether a second poll, after a new request for positions, confirms the hang. The report is awaited first, because it shows more
+        while the job still runs. False if no hang would be reported now: the ranks that still run may not wait for others."""
         if self._progress.hang_candidate(current) is None or not kill.is_due(bool(self._analysis.handles)):
             return False
         if self._asked_s is None:
@@ -351,7 +351,7 @@ class HangMonitor:
             self._keep(ENDS_FILE, {"schema": ENDS_SCHEMA, **self._head, **ends})
 
     def _with_those_seen_before(self, ends: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """``ends``, with exit codes from an earlier hang monitor for processes that ended before this one started."""
+        """``ends``, with the exit codes that an earlier hang monitor wrote for processes that ended before this one started."""
         if self._seen_before is None:
             noted = host_document(self._root, ENDS_FILE).get("ends")
             rows = noted if isinstance(noted, list) else []
@@ -368,7 +368,7 @@ class HangMonitor:
         self._look()
         if self._lock.take():
             self._write_ends()
-            # The time of a kill is kept: later launchers must not take it for their own.
+            # The document of a killed job keeps its time, so that later launchers do not end their jobs because of it.
             if self._stall is not None and self._stall["state"] == Standstill.LASTS.value:
                 went_on = self._went_on(self._stall, self._current())
                 self._stall["state"] = (Standstill.RESUMED if went_on else Standstill.ENDED).value
@@ -377,5 +377,5 @@ class HangMonitor:
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, Any]:
-    """As :attr:`.rankwatch.WatchedRank.key`, of a row of ``stall.json`` or ``ends.json``."""
+    """:attr:`.rankwatch.WatchedRank.key` of a row of ``stall.json`` or ``ends.json``."""
     return row.get("rank"), row["pid"]

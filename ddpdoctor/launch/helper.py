@@ -1,7 +1,7 @@
 """Helper processes forked from the launcher, for work that may block: access to storage that may have stopped answering, and analyses.
 
-SIGKILL does not end a process that waits for storage in the kernel (state D). The launcher therefore never waits for such work itself:
-it abandons the helper process.
+SIGKILL does not end a process that waits for storage in the kernel (state D). The launcher therefore never does such work itself; it
+abandons a helper process that is blocked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ddpdoctor.readable import is_readable
 from ddpdoctor.telemetry import procfs
 
 Beat = Callable[[], None]
-"""To be called while work makes progress."""
+"""Heartbeat function, to be called while work makes progress."""
 
 _BEAT, _RESULT, _ERROR = b".", b"r", b"e"
 _SIZE = struct.Struct("<Q")
@@ -44,8 +44,8 @@ class ForkRefusedError(OSError):
 
 
 class HeartbeatTimeout:
-    """Timeout of a child since its last heartbeat. A child that waits for a processor, or for something that has its own deadline,
-    gets ``_LONGER`` times as long as one that is blocked in the kernel (state D).
+    """Timeout since a child's last heartbeat, ``_LONGER`` times as long unless the child is blocked in the kernel (state D): it may wait
+    for a processor, or for something that has its own deadline.
     """
 
     def __init__(self, pid: int, timeout_s: float) -> None:
@@ -53,11 +53,11 @@ class HeartbeatTimeout:
         self.restart()
 
     def restart(self) -> None:
-        """Restart the clock: a heartbeat has come."""
+        """Restart the clock after a heartbeat."""
         self._since_s = time.monotonic()
 
     def check(self) -> None:
-        """Raises StorageTimeoutError if the last heartbeat is too long ago."""
+        """Raise StorageTimeoutError if the last heartbeat is too long ago."""
         silent_s = time.monotonic() - self._since_s
         is_blocked = procfs.state_of(self._pid) == "D"
         most_s = self._timeout_s if is_blocked else self._timeout_s * _LONGER
@@ -66,7 +66,7 @@ class HeartbeatTimeout:
 
 
 def run_with_timeout(work: Callable[[Beat], _Result], timeout_s: float) -> _Result:
-    """Call ``work`` in a forked process, and return or raise what it returns or raises, which must be picklable. Main thread only.
+    """Call ``work`` in a forked process. Returns its result or raises its exception, which must be picklable. Main thread only.
 
     Raises StorageTimeoutError, and abandons the process, if its last heartbeat is more than ``timeout_s`` ago.
     """
@@ -87,7 +87,7 @@ def run_with_timeout(work: Callable[[Beat], _Result], timeout_s: float) -> _Resu
 
 def _forked(work: Callable[[int], None], *kept: int) -> tuple[int, int]:
     """Call ``work(writer)`` in a forked process that keeps only the open files ``kept`` and ``writer`` (a pipe). Returns its process id
-    and the pipe's end to read from. Raises ForkRefusedError, and OSError where no pipe can be made."""
+    and the pipe's read end. Raises ForkRefusedError, or OSError if no pipe can be made."""
     reader, writer = os.pipe()
     try:
         pid = os.fork()
@@ -108,14 +108,13 @@ def _forked(work: Callable[[int], None], *kept: int) -> tuple[int, int]:
 def abandon(pid: int) -> None:
     """Kill a child that may be blocked for ever, without waiting for its end."""
     with suppress(ProcessLookupError, ChildProcessError):
-        if os.waitpid(pid, os.WNOHANG)[0] == 0:  # not waited for yet, so the id is still its own
+        if os.waitpid(pid, os.WNOHANG)[0] == 0:  # not reaped yet, so the id has not been reused
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, os.WNOHANG)
 
 
 def close_inherited_files(kept: Iterable[int]) -> None:
-    """Close all files of this process but ``kept``. The readers of the job's pipes would otherwise wait for this process, which may
-    outlive all others."""
+    """Close all files except ``kept``. Readers of the job's pipes would otherwise wait for this process, which may outlive the job."""
     keep = set(kept)
     for name in [path.name for path in Path("/proc/self/fd").iterdir()]:
         if int(name) not in keep:
@@ -133,14 +132,14 @@ def prefer_for_oom_kill() -> None:
 
 
 def beating(writer: int, sign: bytes = _BEAT) -> Beat:
-    """A heartbeat that writes ``sign`` to the open file ``writer``, at most every ``_LEAST_BEAT_S`` seconds."""
+    """A heartbeat function that writes ``sign`` to the open file ``writer``, at most every ``_LEAST_BEAT_S`` seconds."""
     last_s = 0.0
 
     def beat() -> None:
         nonlocal last_s
         if time.monotonic() - last_s > _LEAST_BEAT_S:
             last_s = time.monotonic()
-            with suppress(OSError):  # the reader is gone
+            with suppress(OSError):  # the read end is closed
                 os.write(writer, sign)
 
     return beat
@@ -166,7 +165,7 @@ def _pickled(error: Exception) -> bytes:
 
 
 def _answer(reader: int, timeout: HeartbeatTimeout) -> tuple[bytes, bytes]:
-    """Wait for the answer: its kind and its bytes. Raises StorageTimeoutError, OSError."""
+    """Wait for the answer. Returns its kind and its bytes. Raises StorageTimeoutError, OSError."""
     data = b""
     while True:
         data = data.lstrip(_BEAT)
@@ -183,20 +182,20 @@ def _answer(reader: int, timeout: HeartbeatTimeout) -> tuple[bytes, bytes]:
 
 
 JOB_ENDED = b"."
-"""Sent by a launcher whose job has ended; one that was killed sends nothing."""
+"""Message of a launcher whose job has ended. A launcher that was killed sends nothing."""
 _ANSWER_BYTES = 1 << 16
 _UNHEARD_S = 5.0
-"""For the end of a process without a listening thread."""
+"""Time for a helper process to end if no thread listens to it."""
 _BESIDE_NICENESS = 5
-"""The job's own processes come first if processors are short."""
+"""Gives the job's processes priority if processors are short."""
 
 Work = Callable[[int, int], None]
-"""A helper's work, called with two pipes: ``orders`` is readable once the job has ended or the launcher is gone; messages to the launcher
-go to ``writer``."""
+"""Main function of a helper process, called with two pipes: ``orders`` is readable once the job has ended or the launcher is gone;
+messages to the launcher are written to ``writer``."""
 
 
 class HelperProcess:
-    """A long-running helper process, as the launcher sees it. Main thread only."""
+    """The launcher's handle of a long-running helper process. Main thread only."""
 
     def __init__(self, name: str, work: Work) -> None:
         self._name, self._work = name, work
@@ -205,8 +204,8 @@ class HelperProcess:
         self._reader: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the process. Start all of them before the first ``listen``: a process that forks must have no other thread. Raises
-        OSError."""
+        """Start the process. Start all helper processes before the first ``listen``, because a process that forks must have no other
+        thread. Raises OSError."""
         orders, self._orders = os.pipe()
         try:
             self._pid, self._answers = _forked(lambda writer: self._live(orders, writer), orders)
@@ -217,13 +216,13 @@ class HelperProcess:
             os.close(orders)
 
     def _live(self, orders: int, writer: int) -> None:
-        # A signal to the whole process group, as from a terminal, is meant for the job.
+        # A signal to the whole process group, for example from a terminal, is meant for the job.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         os.nice(_BESIDE_NICENESS)
         self._work(orders, writer)
 
     def listen(self, on_message: Callable[[dict[str, Any]], None], timeout_s: float) -> None:
-        """Pass its messages to ``on_message`` in a thread from now on. Does nothing if the process was not started."""
+        """Start a thread that passes the process's messages to ``on_message``. Does nothing if the process was not started."""
         if not self._pid:
             return
         self._timeout = HeartbeatTimeout(self._pid, timeout_s)
@@ -233,19 +232,19 @@ class HelperProcess:
             name=f"ddpdoctor-{self._name}",
             daemon=True,
         )
-        # No further thread is allowed: it works on, and its messages are not read.
+        # If no further thread is allowed, the process works all the same, and its messages are not read.
         with suppress(RuntimeError):
             reader.start()
             self._reader = reader
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
-        """Its one message, without ``listen``; empty after ``timeout_s`` or if it has died."""
+        """Read the process's only message, if ``listen`` was not called. Empty after ``timeout_s`` or if the process has died."""
         said = os.read(self._answers, _ANSWER_BYTES) if is_readable(self._answers, timeout_s) else b""
         found: dict[str, Any] = json.loads(said) if said else {}
         return found
 
     def stop(self, most_s: float) -> None:
-        """End it, without ``listen``; kill it after ``most_s``. Does nothing if it was not started."""
+        """End the process, if ``listen`` was not called; kill it after ``most_s``. Does nothing if it was not started."""
         if not self._pid:
             return
         self._send_end()
@@ -257,12 +256,12 @@ class HelperProcess:
         abandon(self._pid)
 
     def _send_end(self) -> None:
-        with suppress(OSError):  # it has died
+        with suppress(OSError):  # the process has died
             os.write(self._orders, JOB_ENDED)
         os.close(self._orders)
 
     def end(self) -> None:
-        """Let it finish. Raises StorageTimeoutError, and abandons it, if its heartbeat stops."""
+        """Let the process finish. Raises StorageTimeoutError, and abandons the process, if its heartbeat stops."""
         if not self._pid or self._timeout is None:
             return
         if self._reader is None:
@@ -288,7 +287,7 @@ def _listen(answers: int, timeout: HeartbeatTimeout, on_message: Callable[[dict[
 
 
 def send(writer: int, **what: Any) -> None:
-    """Send a message to the launcher; does nothing if that is gone."""
+    """Send a message to the launcher. Does nothing if the launcher is gone."""
     with suppress(OSError):
         os.write(writer, json.dumps(what).encode() + b"\n")
 
@@ -296,16 +295,16 @@ def send(writer: int, **what: Any) -> None:
 _ANALYSIS_S = 600.0
 """The same limit as for the analysis after a short job."""
 _ANALYSIS_NICENESS = 10
-"""Added to that of the process that starts it."""
+"""Added to the niceness of the process that starts the analysis."""
 _MOST_SENTENCE_BYTES = 1 << 14
-"""Longest answer (a sentence). A pipe's buffer is larger, so neither side waits for the other."""
+"""Longest answer (a sentence). It fits into a pipe's buffer, so neither side waits for the other."""
 
 
 class AnalysisProcess:
-    """The analysis of a run while its job hangs, in a process of its own, for an event loop."""
+    """Analysis of a run while its job hangs, in a separate process, for use from an event loop."""
 
     def __init__(self, diagnose: Callable[[], str] | None) -> None:
-        """``diagnose`` returns a sentence for the user, also on its own errors; None: no analysis."""
+        """``diagnose`` returns a sentence for the user, also if it fails; None: no analysis."""
         self._diagnose = diagnose
         self._pid, self._reader = 0, -1
         self._deadline_s = 0.0
@@ -316,7 +315,7 @@ class AnalysisProcess:
         return [self._reader] if self._reader >= 0 else []
 
     def start(self) -> None:
-        """Start it. An earlier one that still runs is ended: its hang is over."""
+        """Start the analysis. An earlier one that still runs is ended, because its hang is over."""
         self.abandon()
         diagnose, parent = self._diagnose, os.getpid()
         if diagnose is None:
@@ -334,7 +333,7 @@ class AnalysisProcess:
             self._deadline_s = time.monotonic() + _ANALYSIS_S
 
     def sentence(self) -> str | None:
-        """Its sentence; None if there is none yet, or none at all."""
+        """The sentence of the analysis; None if it has not ended or gave none."""
         if self._reader < 0:
             return None
         if is_readable(self._reader, 0):
@@ -346,7 +345,7 @@ class AnalysisProcess:
         return None
 
     def abandon(self) -> None:
-        """End it, without waiting for its end."""
+        """Kill the analysis, without waiting for its end."""
         if self._reader >= 0:
             os.close(self._reader)
             self._reader = -1

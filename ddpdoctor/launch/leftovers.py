@@ -1,7 +1,7 @@
-"""What a job leaves behind: records in memory-backed storage (spools), ranks that still write, and processes that outlived its command.
+"""Handles what a job leaves: records in memory-backed storage (spools), ranks that still write, processes that outlived the command.
 
-torchrun survives the shell that started it, and its ranks have sessions of their own. Launchers are ended before their ranks: a launcher
-may take the end of a rank for a failure and restart it.
+torchrun survives the shell that started it, and its ranks have sessions of their own. Launchers are ended before their ranks, because a
+launcher may restart a rank that ends.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class HostRanks:
         self._pids: dict[int, int] = {}
 
     def all(self) -> list[tuple[int, int]]:
-        """Number and process id of all ranks recorded on this host so far, dead ones included."""
+        """(Rank, process id) of all ranks recorded on this host so far, including dead ones."""
         self._look(float("inf"))
         return [(int(info["rank"]), int(info["pid"])) for info in self._known.values() if info is not None]
 
     def pid_by_rank(self) -> dict[int, int]:
-        """Process id, in this pid namespace, of each rank that has recorded on this host; of a restarted rank the newest. Reads memory
-        only, except in the first call."""
+        """Process id, in this pid namespace, of each rank that has recorded on this host; of a restarted rank the newest. Only the first
+        call reads storage."""
         if self._roots is None:
             self._roots = [Path(root) for root in roots_of(str(self._ranks.parent))]
         for root in self._roots:
@@ -57,7 +57,7 @@ class HostRanks:
         return [str(self._ranks / name) for name, info in self._known.items() if info is not None]
 
     def _look(self, deadline_s: float) -> None:
-        """Read ``rank.json`` of ranks that are not known yet, until the deadline (monotonic seconds)."""
+        """Read ``rank.json`` of new ranks, until the deadline (monotonic seconds)."""
         for folder in self._folders():
             if time.monotonic() > deadline_s:
                 return
@@ -67,10 +67,10 @@ class HostRanks:
                 self._known[folder.name] = info if here else None
 
     def saving(self, deadline_s: float = float("inf")) -> list[int]:
-        """Process ids of ranks of this host that may run and are saving their trace, as far as found until ``deadline_s`` (monotonic
+        """Process ids of ranks of this host that may run and are saving their trace. The search ends at ``deadline_s`` (monotonic
         seconds)."""
         self._look(deadline_s)
-        # Of thousands of ranks, most of them elsewhere or ended, only the files of living ones are read again.
+        # Only the files of living ranks are read again: there may be thousands of others, elsewhere or ended.
         alive = [(name, info) for name, info in self._known.items() if info and is_running(info) is not False]
         return [
             int(info["pid"])
@@ -84,7 +84,7 @@ class HostRanks:
         return isinstance(window, dict) and window.get("state") == "saving"
 
     def wait_for_traces(self) -> None:
-        """Give traces that are being saved two more seconds."""
+        """Wait up to ``_SAVING_S`` for traces that are being saved."""
         deadline_s = time.monotonic() + _SAVING_S
         while time.monotonic() < deadline_s and self.saving(deadline_s):
             time.sleep(0.05)
@@ -102,11 +102,10 @@ class HostRanks:
 
 
 def drain_spools(root: Path, beat: Callable[[], None] = lambda: None, run: Path | None = None) -> list[str]:
-    """Copy what ranks left below ``root`` to their run directories, and the host's documents to ``run``; remove the spools of dead ranks.
+    """Copy the ranks' records below ``root`` to their run directories, and the host's documents to ``run``. Remove spools of dead ranks.
 
-    ``beat`` is called during progress. Returns a sentence for each run directory that cannot be written.
-
-    Several launchers of a host share ``root``, so the spool of a living rank stays.
+    ``beat`` is called during progress. Returns a sentence for each run directory that cannot be written. Spools of living ranks stay:
+    several launchers of a host share ``root``.
     """
     waiting: dict[str, list[Waiting]] = {}
     failure = None
@@ -119,7 +118,7 @@ def drain_spools(root: Path, beat: Callable[[], None] = lambda: None, run: Path 
             drain(spool, remove=dead, deadline_s=deadline_s, beat=beat)
         except OSError as error:
             if not dead or not Path(spool).exists():
-                continue  # in the second case another launcher of this host was faster
+                continue  # the rank lives, or another launcher of this host has removed the spool
             if isinstance(error, (FileNotFoundError, layout.OtherRunError)):
                 with suppress(OSError):
                     discard(spool)
@@ -142,8 +141,7 @@ def drain_spools(root: Path, beat: Callable[[], None] = lambda: None, run: Path 
 
 
 def ranks_of_spools(root: Path) -> dict[int, int]:
-    """By process id, the ranks that have a spool below ``root``, those that still write last. Process ids of other pid namespaces are
-    translated to this one."""
+    """Ranks that have a spool below ``root``, by process id in this pid namespace; those that still write come last."""
     found = []
     for spool in spools_in(str(root)):
         named = layout.parse_spool_name(spool)
@@ -164,14 +162,14 @@ def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
     """Remove the spools of dead ranks of an earlier run whose directory had the path ``run`` and was deleted. ``root`` holds the spools of
     the present run. Never raises.
 
-    If the earlier run was only renamed within its folder, its spools stay: ``recover`` finds them by its id.
+    If the earlier run was only renamed within its folder, its spools stay: ``recover`` finds them by the run's id.
     """
     with suppress(OSError):
         for other in root.parent.glob(f"{own_roots_prefix()}*"):
             if other == root:
                 continue
             spools = [s for s in spools_in(str(other)) if Path(_target_of(s)).is_relative_to(run)]
-            # The runs beside this one are looked at only if they have to be: their storage may not answer.
+            # The runs beside this one are read only if necessary: their storage may not answer.
             if not spools or any(
                 str(other) in roots_of(str(path))
                 for path in run.parent.iterdir()
@@ -186,7 +184,7 @@ def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
 
 
 def stale_roots(root: Path) -> list[Path]:
-    """Roots of other runs in memory-backed storage, of a killed launcher, unchanged for a day. ``root``: the present run's root."""
+    """Spool roots of other runs that have not changed for a day, which killed launchers left. ``root``: the present run's root."""
     found = []
     for other in root.parent.glob(f"{own_roots_prefix()}*"):
         try:
@@ -198,8 +196,8 @@ def stale_roots(root: Path) -> list[Path]:
 
 
 def drain_stale_spools(root: Path) -> None:
-    """Copy the spools of :func:`stale_roots` to their run directories and remove them. What cannot be copied stays, as do spools of living
-    ranks. Their storage may not answer: call it in a helper process that can be abandoned.
+    """Copy the spools of :func:`stale_roots` to their run directories and remove them. Spools of living ranks, and those that cannot be
+    copied, stay. The storage may not answer, so call this in a helper process.
     """
     for other in stale_roots(root):
         try:
@@ -209,7 +207,7 @@ def drain_stale_spools(root: Path) -> None:
 
 
 def _written_s(root: Path) -> float:
-    """When something in a root was last written, epoch seconds. Raises OSError."""
+    """Time of the last write below a root, epoch seconds. Raises OSError."""
     times = [root.lstat().st_mtime]
     for spool in spools_in(str(root)):
         with private_folder(spool) as here:
@@ -218,10 +216,10 @@ def _written_s(root: Path) -> float:
 
 
 GRACE_S = 45.0
-"""From SIGTERM to SIGKILL: more than torchrun gives its ranks (30 s)."""
+"""Time between SIGTERM and SIGKILL, longer than torchrun's timeout for its ranks (30 s)."""
 _LOOK_S = 0.1
 _QUIET_S = 2.0
-"""Time without a rank after which no restart is expected while other processes of the job run; torchrun restarts within a second."""
+"""Time without a rank after which no restart is expected, although other processes of the job run; torchrun restarts within a second."""
 _KILLING_S = 5.0
 """Time that SIGKILL may take: the kernel delays it while a process waits for storage."""
 _RANK = b"RANK="
@@ -235,20 +233,20 @@ class _Process:
 
     pid: int
     started: int
-    """In the kernel's ticks: identifies a process together with ``pid``."""
+    """Start in the kernel's ticks; identifies a process together with ``pid``."""
     parent: int = field(compare=False)
     number: int | None = field(compare=False)
     """RANK in its environment."""
 
 
 class Rest(NamedTuple):
-    """Processes that outlived the command, by process id."""
+    """Process ids of processes that outlived the command."""
 
     launchers: list[int]
     """Ancestors of ranks."""
     ranks: list[int]
     living: list[int]
-    """Those of both that could not be ended."""
+    """Launchers and ranks that could not be ended."""
 
     def sentences(self) -> list[str]:
         """Sentences for the user; none if there was no such process."""
@@ -267,8 +265,8 @@ class Rest(NamedTuple):
 
 
 class Orphans:
-    """The ranks of a job, and their ancestors that belong to the job. Its other processes (a shell, a terminal's server, children of ranks)
-    are not ended."""
+    """Ends the ranks of a job, and their ancestors that belong to the job. Other processes of the job (a shell, a terminal server,
+    children of ranks) are not ended."""
 
     def __init__(
         self,
@@ -280,7 +278,7 @@ class Orphans:
     ) -> None:
         """The job's processes have ``variable=value`` in their environment.
 
-        ``root``: folder of the ranks' spools. ``recorded``: ranks of this host in the run directory by process id, also dead ones;
+        ``root``: folder of the ranks' spools. ``recorded``: ranks of this host in the run directory by process id, including dead ones;
         None if unknown.
         """
         self._marker = f"{variable}={value}".encode()
@@ -291,13 +289,13 @@ class Orphans:
         self._no_ranks: set[_Process] = set()
         """Children of ranks, which inherit a rank's environment."""
         self._sigterm_s: dict[_Process, float] = {}
-        """When each was sent SIGTERM, monotonic seconds."""
+        """Time of SIGTERM by process, monotonic seconds."""
 
     def end(self, beat: Callable[[], None] = lambda: None, signalled_group: int = 0) -> Rest:
-        """End all of them, also those that appear meanwhile, each by SIGTERM and after the grace period by SIGKILL. Launchers are ended
-        first, so that they can end their ranks. Processes of the process group ``signalled_group`` have had a signal already.
+        """End the processes, including those that appear meanwhile, by SIGTERM and after the grace period by SIGKILL. Launchers are ended
+        first, so that they can end their ranks. Processes of the process group ``signalled_group`` already got a signal.
 
-        Takes at most twice the grace period and some seconds. ``beat`` is called in between.
+        Takes at most twice the grace period and some seconds. ``beat`` is called repeatedly.
         """
         self._begun_s = quiet_since_s = time.monotonic()
         give_up_s = self._begun_s + 2 * self._grace_s + _KILLING_S
@@ -320,7 +318,7 @@ class Orphans:
             time.sleep(_LOOK_S)
 
     def _process(self, pid: int) -> _Process | None:
-        """None if it is gone, another user's, or of another job."""
+        """None if the process is gone, or belongs to another user or job."""
         began = started(pid)
         environment = [] if began is None or pid == os.getpid() else _environment(pid)
         if began is None or self._marker not in environment or procfs.user_of(pid) != os.getuid():
@@ -328,7 +326,7 @@ class Orphans:
         return _Process(pid, began, procfs.parent_of(pid), _number(environment))
 
     def _left(self, marked: dict[int, _Process]) -> list[_Process]:
-        """Living ranks and ancestors of ranks, also of ranks that have ended."""
+        """Running ranks, and running ancestors of ranks, which may have ended."""
         ranks = self._living_ranks(marked)
         self._ranks.update(ranks)
         for rank in ranks:
@@ -336,7 +334,7 @@ class Orphans:
         return [each for each in marked.values() if each in self._ranks or each in self._launchers]
 
     def _living_ranks(self, marked: dict[int, _Process]) -> list[_Process]:
-        """Ranks that have a record, and processes with a rank's variables that have none yet, as before they import torch."""
+        """Ranks that have a record, and processes that have a rank's variables but no record yet (before they import torch)."""
         before_init = {pid: rank for rank, pid, _ in unjoined_files(str(self._root))}
         shown = {**(self._recorded or {}), **ranks_of_spools(self._root), **before_init}
         living = {rank for pid, rank in shown.items() if pid in marked}
@@ -346,7 +344,7 @@ class Orphans:
                 continue
             parent = marked.get(process.parent)
             by_rank = parent is not None and parent.number is not None
-            # A restarted rank has the number of a dead one, as do children of the dead one; those have lost their parent.
+            # A restarted rank and the children of a dead rank both have the dead rank's number; only the children have lost their parent.
             left_by_rank = parent is None and (self._recorded is None or process.number in shown.values())
             if by_rank or left_by_rank or process.number in living:
                 self._no_ranks.add(process)
@@ -355,7 +353,7 @@ class Orphans:
         return ranks
 
     def _due(self, left: list[_Process], marked: dict[int, _Process]) -> list[_Process]:
-        """Those without a living ancestor; all of them after twice the grace period."""
+        """Processes without a running ancestor; after twice the grace period all of them."""
         if time.monotonic() - self._begun_s > 2 * self._grace_s:
             return left
         pids = {each.pid for each in left}
@@ -370,13 +368,13 @@ class Orphans:
             self._send(process, signal.SIGKILL)
 
     def _send(self, process: _Process, number: int) -> None:
-        """Send the signal, only if the process id is still that process."""
+        """Send the signal, unless the process id has been reused."""
         try:
             handle = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else -1
         except ProcessLookupError:
             return
         except OSError:
-            handle = -1  # the kernel is older than 5.3, or a filter refuses it
+            handle = -1  # the kernel is older than 5.3, or a seccomp filter refuses the call
         try:
             if self._process(process.pid) != process:
                 return
@@ -385,7 +383,7 @@ class Orphans:
             else:
                 os.kill(process.pid, number)
         except OSError:
-            pass  # gone, or not ours to signal
+            pass  # the process is gone, or may not be signalled
         finally:
             if handle >= 0:
                 os.close(handle)
@@ -396,7 +394,7 @@ def _listed(pids: list[int]) -> str:
 
 
 def _ancestors(process: _Process, marked: dict[int, _Process]) -> Iterator[_Process]:
-    """From the parent upwards, those that belong to the job."""
+    """Ancestors that belong to the job, from the parent upwards."""
     seen = {process.pid}
     while (above := marked.get(process.parent)) is not None and above.pid not in seen:
         seen.add(above.pid)
@@ -405,7 +403,7 @@ def _ancestors(process: _Process, marked: dict[int, _Process]) -> Iterator[_Proc
 
 
 def _group(pid: int) -> int:
-    """Process group of a process, 0 if it is gone."""
+    """Process group of a process; 0 if the process is gone."""
     try:
         return os.getpgid(pid)
     except OSError:
@@ -413,14 +411,14 @@ def _group(pid: int) -> int:
 
 
 def _number(environment: list[bytes]) -> int | None:
-    """RANK in an environment that has all variables of a rank, else None."""
+    """RANK if the environment has all variables of a rank, else None."""
     values = [next((each for each in environment if each.startswith(name)), b"") for name in _OF_A_RANK]
     number = values[0][len(_RANK) :]
     return int(number) if all(values) and number.isdigit() and len(number) < 10 else None
 
 
 def _environment(pid: int) -> list[bytes]:
-    """The environment at a process's start; empty if it is gone or another user's."""
+    """Environment of a process at its start; empty if the process is gone or belongs to another user."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

@@ -28,9 +28,9 @@ class RunOptions:
     """(host, port) at which this launcher serves metrics while the job runs."""
 
     hang_after_s: float | None = None
-    """Seconds without a step after which the job is reported to hang; None: by its own history, 0: never."""
+    """Seconds without a step after which a hang is reported; None derives it from the job's history, 0 disables it."""
     on_hang: str = "report"
-    """``report``, or ``kill``: the job is ended."""
+    """``report``, or ``kill``, which ends the job."""
 
     def as_document(self) -> dict[str, Any]:
         """The options as the manifest stores them."""
@@ -42,7 +42,7 @@ class RunOptions:
 
 
 def asked_options(values: Mapping[str, Any]) -> RunOptions:
-    """The recording options among a command line's ``values``, by name. Raises DdpDoctorError for a malformed one."""
+    """Recording options from a command line's ``values`` by name. Raises DdpDoctorError for a malformed value."""
     steps, address = values["profile_steps"], values["prometheus"]
     return RunOptions(
         out=values["out"],
@@ -58,7 +58,7 @@ def asked_options(values: Mapping[str, Any]) -> RunOptions:
 
 
 def parse_step_range(text: str) -> tuple[int, int]:
-    """``"A:B"``: steps A to B-1. Raises DdpDoctorError for anything else."""
+    """Parse ``"A:B"``: steps A to B-1. Raises DdpDoctorError for anything else."""
     found = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)
     if not found or int(found.group(1)) >= int(found.group(2)):
         raise DdpDoctorError(
@@ -68,7 +68,7 @@ def parse_step_range(text: str) -> tuple[int, int]:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """``"PORT"``, on this machine alone, or ``"HOST:PORT"``. Raises DdpDoctorError for anything else."""
+    """Parse ``"PORT"`` (on 127.0.0.1) or ``"HOST:PORT"``. Raises DdpDoctorError for anything else."""
     host, colon, port = text.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not port.isdecimal() or int(port) > 65535 or (colon and not host):

@@ -1,6 +1,6 @@
 """State of this host's ranks at each poll, from their heartbeats and progress documents in memory and from /proc.
 
-What is not visible is unknown: a rank that reports nothing need not hang.
+Missing information means an unknown state: a rank that reports nothing does not necessarily hang.
 """
 
 from __future__ import annotations
@@ -28,33 +28,32 @@ from ddpdoctor.telemetry.host import Cgroup
 from ddpdoctor.telemetry.procfs import Meter
 
 _SILENT_S = 5.0
-"""Longest time between two signs of a rank that reports or answers: its status thread wakes once a second, more rarely if processors are
-short."""
+"""Longest time between two reports of a responsive rank: its status thread wakes once a second, less often if processors are short."""
 _BUSY_CORES = 0.2
-"""A rank that uses less sleeps: polling threads use a few hundredths."""
+"""A rank that uses fewer cores is idle; its polling threads use a few hundredths of a core."""
 _METRICS_S = 30.0
-"""Longest time between two uses of the model in an evaluation, as for metrics of some batches."""
+"""Longest time between two uses of the model in an evaluation, for example to compute metrics of some batches."""
 _MOST_FAULTS_BYTES = 1 << 20
 
 
 def is_silent(since_s: float | None, now_s: float, most_s: float = 0.0) -> bool:
-    """Whether the last sign, at ``since_s``, is longer ago than ``_SILENT_S`` and ``most_s``; None: there was none. Monotonic seconds."""
+    """Whether the last report, at ``since_s`` (None: never), is longer ago than ``_SILENT_S`` and ``most_s``. Monotonic seconds."""
     return since_s is None or now_s - since_s > max(most_s, _SILENT_S)
 
 
 class Activity(Enum):
-    """What a rank that has not finished a step for a while does."""
+    """Activity of a rank that has not finished a step for a while."""
 
     WAITS = "waits"
-    """For other ranks, by its own report."""
+    """It reports that it waits for other ranks."""
     WORKS = "works"
-    """It or its children move data or take memory; or it computes and evaluates, saves, loads or compiles."""
+    """It or its children move data or take memory; or it uses a processor and reports that it evaluates, saves, loads or compiles."""
     COMPUTES = "computes"
     """It uses a processor, and no other sign of progress is visible."""
     IDLE = "idle"
     """It does not wait for other ranks, and uses no resources. It answers, or a thread holds the GIL."""
     HELD = "held"
-    """By a person: a debugger, a signal that stops it, a prompt."""
+    """A person holds it: a debugger, SIGSTOP, a prompt."""
     UNKNOWN = "unknown"
 
 
@@ -73,7 +72,7 @@ class WatchedRank:
     """Finished steps; also the number of the step in progress."""
     last_step_ns: int | None = None
     ended: bool = False
-    """Whether it has ended its recording, or its process group, since the last step, and has not joined another one."""
+    """Whether it has ended its recording or its process group since the last step, and has not joined another process group."""
     progress: dict[str, Any] = field(default_factory=dict)
     heard_s: float | None = None
     """When it last reported its position, monotonic seconds."""
@@ -88,7 +87,7 @@ class WatchedRank:
     """The pidfd, readable once the process has ended; -1 if there is none."""
     _looked_s: float = 0.0
     _ran_python_s: float = 0.0
-    """When Python last ran in it, or could not show that; monotonic seconds."""
+    """When Python code last ran in it, or when that could not be observed (it was suspended, or not polled); monotonic seconds."""
     _is_asked_for_stack: bool = False
     """Whether a stack was requested from faulthandler since then."""
 
@@ -100,7 +99,7 @@ class WatchedRank:
         self.meter = Meter(self.here_pid)
 
     def open(self) -> None:
-        """Open a pidfd, which becomes readable at the process's end."""
+        """Open a pidfd, which becomes readable when the process ends."""
         self.here_pid = self._found_pid()
         self.meter = Meter(self.here_pid)
         if not self.here_pid:
@@ -116,7 +115,7 @@ class WatchedRank:
         return writer_of(self.spool).pid
 
     def follow(self, seen: WatchedRank) -> None:
-        """Take over pidfd and end of ``seen``, the same process before ``init_process_group``: its exit code may be known only there."""
+        """Take over the pidfd and the end of ``seen``, the same process before ``init_process_group``, which may have its exit code."""
         self.here_pid, self.handle, seen.handle = seen.here_pid, seen.handle, -1
         self.meter = Meter(self.here_pid)
         if seen.end is not None:
@@ -134,17 +133,17 @@ class WatchedRank:
 
     @property
     def ended_well(self) -> bool:
-        """Whether its process has ended in order: without a signal, with exit code 0 or an unknown one."""
+        """Whether its process has ended in order, without a signal, and with exit code 0 or an unknown one."""
         end = self.end
         return end is not None and end["in_order"] and end["signal"] is None and not end["code"]
 
     @property
     def key(self) -> tuple[int, int]:
-        """Its number and process id: each rank records the id that it has in its own pid namespace."""
+        """Rank and process id. Process ids alone are ambiguous: each is from the rank's own pid namespace."""
         return self.rank, self.pid
 
     def look(self) -> bool:
-        """Update its state; whether a step was finished since the last poll."""
+        """Update the state. Returns whether a step was finished since the last poll."""
         before, beat = self.beat, self._heart.read() if self.joined else None
         self.beat = beat
         stepped = beat is not None and beat.steps > self.steps
@@ -156,11 +155,11 @@ class WatchedRank:
             self.began_ns, self.steps, self.ended = beat.began_ns, beat.steps, beat.in_order
             self.last_step_ns = beat.step_end_ns or None
         if self.end is not None:
-            # What it did last is read after its process has ended.
+            # The last heartbeat is read after the process has ended.
             self.end["step"] = self.steps
             self.end["in_order"] = self.end["in_order"] or self.ended
         elif stepped and self.handle >= 0:
-            # It makes progress, and the pidfd shows its end: nothing else is read.
+            # The rank makes progress, and the pidfd shows its end, so nothing else is read.
             self.state, self.progress, self.heard_s = "", {}, None
             self.meter.clear()
         else:
@@ -175,7 +174,7 @@ class WatchedRank:
 
     def ask_stack(self, after_s: float) -> None:
         """Have faulthandler write the stack of its first thread, once, if Python has not run in it for ``after_s``. Not while it is
-        stopped, nor in a system call that a signal interrupts, nor if the job has replaced the signal's handler."""
+        stopped or in a system call that a signal interrupts, nor if the job has replaced the signal's handler."""
         if self._is_asked_for_stack or not is_silent(self._ran_python_s, self._looked_s, after_s):
             return
         number = 0 if self.beat is None or self.beat.in_order else self.beat.signal
@@ -185,12 +184,12 @@ class WatchedRank:
             return
         self._is_asked_for_stack = True
         if self.handle >= 0:
-            with suppress(OSError):  # it has gone meanwhile
+            with suppress(OSError):  # the process is gone
                 signal.pidfd_send_signal(self.handle, number)
 
     def _look_at_process(self) -> None:
         if not self.here_pid:
-            self.open()  # its process was not known when it was found
+            self.open()  # the process was not visible when the recording was found
         if not self.here_pid or self.end is not None:
             return
         self.state = procfs.state_of(self.here_pid)
@@ -213,7 +212,7 @@ class WatchedRank:
         return ""
 
     def note_end(self) -> None:
-        """Record the end of its process."""
+        """Record the end of the process."""
         if not self.alive:
             return
         status = procfs.exit_status(self.here_pid, self.handle)
@@ -232,17 +231,17 @@ class WatchedRank:
 
     @property
     def counts(self) -> bool:
-        """Whether its steps are visible, also if its spool is full or gone."""
+        """Whether its step count is visible; it is also if its spool is full or gone."""
         return self.beat is not None
 
     @property
     def reports(self) -> bool:
-        """Whether it has lately reported its position."""
+        """Whether it has reported its position within ``_SILENT_S``."""
         return not is_silent(self.heard_s, time.monotonic())
 
     @property
     def faults(self) -> str:
-        """What faulthandler wrote; empty while the rank answers."""
+        """Stacks that faulthandler wrote; empty while the rank reports its position."""
         return self._faults
 
     @property
@@ -252,7 +251,7 @@ class WatchedRank:
 
     @property
     def phase(self) -> str:
-        """The phase that it reports; "" if it does not answer."""
+        """The phase that it reports; "" if it does not report."""
         phase = self.progress.get("phase")
         return phase if self.reports and isinstance(phase, str) else ""
 
@@ -267,7 +266,7 @@ class WatchedRank:
 
     @property
     def waits_in_call(self) -> bool:
-        """Whether it is in a collective that it called from Python, and not only known to wait by its process groups' counts."""
+        """Whether it reports a phase that waits, such as a collective called from Python; counts of its process groups do not suffice."""
         return self.reports and self.phase in WAITING_PHASES
 
     @property
@@ -312,12 +311,12 @@ class WatchedRank:
 
     @property
     def computes(self) -> bool:
-        """Whether it may be in a long computation: it uses a processor, and does not hold the GIL without answering."""
+        """Whether it may be in a long computation: it uses a processor, and is not unresponsive because a thread holds the GIL."""
         return self.activity is Activity.COMPUTES and not self.holds_gil
 
     @property
     def is_known(self) -> bool:
-        """Whether enough is visible to conclude that it does nothing."""
+        """Whether enough is visible to conclude that it is idle."""
         return bool(self.here_pid) and self.counts and self.reports
 
     def _is_in_long_phase(self) -> bool:
@@ -325,7 +324,7 @@ class WatchedRank:
 
     @property
     def alone(self) -> bool:
-        """Whether it does work of its own, by its report or by the kernel's counters."""
+        """Whether it works without the other ranks, by its report or by the kernel's counters."""
         return self.activity in (Activity.WORKS, Activity.COMPUTES) or self.phase in OWN_PHASES
 
     def _evaluates(self) -> bool:
@@ -348,7 +347,7 @@ class WatchedRank:
         return self.progress.get("events"), self.progress.get("evaluations"), str(enqueued)
 
     def where(self) -> str:
-        """The line of the job's own code at which it is, as text; "" if unknown."""
+        """Its current line of the job's own code, as text; "" if unknown."""
         for key in ("user", "frames"):
             frames = self.progress.get(key)
             if isinstance(frames, list) and frames and isinstance(frames[0], list) and len(frames[0]) == 3:
@@ -358,11 +357,12 @@ class WatchedRank:
 
 
 _NEW_S = 0.1
-"""Between two searches for new ranks. A rank that ends before it is found leaves no exit code, and ranks that lost it would be named."""
+"""Time between two searches for new ranks. The exit code of a rank that ends before it is found is unknown, and ranks that failed because
+of it would be reported."""
 
 
 class HostWatchedRanks:
-    """All ranks of this host that record, found as they begin to, with their ends."""
+    """All recordings of ranks on this host, found when they begin, and the ends of their processes."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -370,10 +370,10 @@ class HostWatchedRanks:
         """Modification time of the root when it was last listed, ns."""
         self.known: dict[str, WatchedRank] = {}
         self._groups: dict[str, tuple[Cgroup, int]] = {}
-        """By spool, its control group and the group's count of OOM kills when the rank was found."""
+        """By spool, the control group of the rank and the group's number of OOM kills when the rank was found."""
 
     def wait(self, seconds: float, also: list[int]) -> None:
-        """Wait at most ``seconds``, until a process ends, a descriptor of ``also`` is readable, or a rank begins to record."""
+        """Wait up to ``seconds`` until a process ends, a descriptor in ``also`` is readable, or a rank begins to record."""
         ends_s = time.monotonic() + seconds
         with selectors.PollSelector() as selector:
             for rank in self.known.values():
@@ -394,7 +394,7 @@ class HostWatchedRanks:
         return 0
 
     def look(self, seen: Callable[[int, int], WatchedRank | None] | None = None) -> bool:
-        """Update all of them; whether one has finished a step. ``seen(rank, pid)``: the same process if it was known before
+        """Update all ranks. Returns whether one has finished a step. ``seen(rank, pid)`` returns the same process if it was known before
         ``init_process_group``."""
         self._listed_ns = self._changed_ns()
         for spool in spools_in(self._root):
@@ -429,7 +429,7 @@ class HostWatchedRanks:
         return {"ends": ends, "oom_kills": max(kills, default=None)}
 
     def current(self, started_ns: int = 0) -> list[WatchedRank]:
-        """Of each rank the living or newest recording, by rank, without those of earlier attempts, which ended before a rank of this one
+        """The running or newest recording of each rank, sorted by rank, without earlier attempts, which ended before a rank of this attempt
         began. ``started_ns``: start of the newest rank before ``init_process_group``."""
         newest: dict[int, WatchedRank] = {}
         for rank in self.known.values():

@@ -48,7 +48,7 @@ _MOST_NAMED = 8
 
 
 def ranks_before_init(root: str) -> str:
-    """Sentences on ranks before ``init_process_group``, which run or ended there: whether they had called it. "" if there are none."""
+    """Sentences on ranks that have not joined a process group: whether they had called ``init_process_group``. "" if there are none."""
     asked: dict[int, bool] = {}
     for rank, _, path in unjoined_files(root):
         asked[rank] = asked.get(rank, False) or "joining_ns" in read_unjoined(path).about
@@ -66,8 +66,8 @@ def ranks_before_init(root: str) -> str:
 
 
 def no_rank_note(program: str, ended_by: int | None, unjoined: str) -> Note:
-    """Why no rank was recorded. ``ended_by``: the signal that ended ``program``, None if it ended by itself; ``unjoined``: the sentences of
-    ``ranks_before_init``."""
+    """Note on why no rank was recorded. ``ended_by``: the signal that ended ``program``, None if it ended by itself; ``unjoined``: the
+    sentences of ``ranks_before_init``."""
     if ended_by is not None:
         name = signal_name(ended_by)
         text = f"the job was ended by {name} before its first step: no rank was recorded, as none had joined its process group."
@@ -81,12 +81,12 @@ def no_rank_note(program: str, ended_by: int | None, unjoined: str) -> Note:
 
 
 _LAUNCHER_VARIABLE = "DDPDOCTOR_LAUNCHER"
-"""Environment variable by which a launcher recognises its own ranks: several may record into one run on one host."""
+"""Environment variable by which a launcher recognises its own ranks: several launchers of a host may record into one run."""
 _OTHERS_S = 5.0
 _START_S = 10.0
-"""Time limit for making the run directory: automounting a file system takes seconds."""
+"""Time limit for creating the run directory: automounting a file system takes seconds."""
 _ANSWER_S = 2.0
-"""After the job's end: storage without progress for so long counts as not answering."""
+"""Time without progress after which storage counts as not answering, after the job's end."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +100,16 @@ class Outcome:
     """Whether this launcher is the one to analyse the run."""
     recorded_ranks: int = 0
     stopped: bool = False
-    """Whether it is known how ranks stopped, also before they joined their process group."""
+    """Whether it is known how ranks stopped, before or after they joined their process group."""
     interrupted: bool = False
     """Whether the launcher got a signal to end after its job had ended."""
     notes: list[str] = field(default_factory=list)
     unsaved: list[str] = field(default_factory=list)
-    """What could not be copied to the run directory, and where it is. For the user only, not for the manifest: it may be copied later."""
+    """Sentences on records that could not be copied to the run directory. Not in the manifest, because they may be copied later."""
 
     @property
     def to_analyze(self) -> Path | None:
-        """The run directory, if this launcher is to analyse it and it holds something."""
+        """The run directory if this launcher is to analyse it and anything was recorded, else None."""
         return self.run if self.owner and (self.recorded_ranks or self.stopped) else None
 
 
@@ -120,12 +120,11 @@ def run_job(
     warn: Callable[[str], None] = lambda sentence: None,
     diagnose: Callable[[Path], str] | None = None,
 ) -> Outcome:
-    """Run ``command`` with the recording switched on and wait for its end. Main thread only, before any other thread.
+    """Run ``command`` with recording enabled and wait for its end. Main thread only, before any other thread starts.
 
-    ``environment`` is the job's (default: this process's). ``diagnose`` analyses the run while the job hangs, and returns a sentence
-    for the user. Raises DdpDoctorError before the job is started if
-    ``options.out`` must not be written to. Any other error of ddpdoctor costs the recording, never the job; it goes to ``warn`` and
-    ``notes``.
+    ``environment``: the job's (default: this process's). ``diagnose`` analyses the run while the job hangs, and returns a sentence for
+    the user. Raises DdpDoctorError before the job is started if ``options.out`` must not be written to. After any other error of
+    ddpdoctor the job runs, recorded in part or not at all; the error is reported by ``warn`` or in ``notes``.
     """
     base: dict[str, str] | None = None
     try:
@@ -147,7 +146,7 @@ def _started(
     command: Sequence[str], options: RunOptions, base: dict[str, str], diagnose: Callable[[Path], str] | None
 ) -> tuple[_Recording, Child]:
     """Start the job and its recording. Raises DdpDoctorError if ``options.out`` must not be written to, CommandNotStartedError,
-    UnpreparedError; in each case the job does not run and nothing is left."""
+    UnpreparedError. After an exception the job does not run, and all files are removed."""
     with preparing("the run cannot be described"):
         identity = job_identity(base)
         manifest = new_manifest(command, options, base, identity)
@@ -167,7 +166,7 @@ def _started(
         return launch, spool
 
     def take_back(beat: Beat) -> None:
-        """Remove what was made for a job that has not started."""
+        """Remove the files of a job that has not started."""
         launch.withdraw()
         drain_spools(spool)
 
@@ -184,8 +183,8 @@ def _started(
 
 
 def _run_unrecorded(command: Sequence[str], environment: dict[str, str]) -> Outcome:
-    """Run the job unrecorded, in a child process: this one may have children that the job does not know. If none can be started, replace
-    this process. Raises CommandNotStartedError."""
+    """Run the job unrecorded, in a child process, because this process may have children that are not the job's. If no process can be
+    started, replace this one. Raises CommandNotStartedError."""
     try:
         child = Child(command, environment)
     except CommandNotStartedError:
@@ -197,7 +196,7 @@ def _run_unrecorded(command: Sequence[str], environment: dict[str, str]) -> Outc
 
 
 class _Recording:
-    """A run directory being filled."""
+    """The recording of a running job."""
 
     def __init__(
         self,
@@ -232,10 +231,10 @@ class _Recording:
         self._asked_by: int | None = None
         """The first signal that asked the job to end."""
         self.manifest_notes: list[Note] = []
-        """For the manifest only: users of CPU jobs need no message that there is no GPU."""
+        """Notes that are not shown to the user, for example that a CPU job has no GPU."""
 
     def follow(self, command: Sequence[str], child: Child, warn: Callable[[str], None]) -> Outcome:
-        """Wait for ``command`` to end, and gather what it left."""
+        """Wait until ``command`` has ended, and complete the recording."""
 
         def heard(said: dict[str, Any]) -> None:
             """Handle a message of a helper process: a warning, notes, or the hang monitor's order to end the job."""
@@ -277,7 +276,7 @@ class _Recording:
         )
 
     def note_asked(self, number: int) -> None:
-        """Note in memory which signal first asked the job to end: a SIGKILL for all processes may follow."""
+        """Write to memory at once which signal first asked the job to end: a SIGKILL for all processes may follow."""
         if self._asked_by is not None:
             return
         self._asked_by = number
@@ -288,18 +287,18 @@ class _Recording:
             "signal": number,
             "at_ns": time.time_ns(),
         }
-        with suppress(Exception):  # its memory is full, or gone
+        with suppress(Exception):  # the memory-backed folder is full or gone
             keep_host_document(str(self.spool), ASKED_FILE, document)
 
     def _finish(self, command: Sequence[str], status: ExitStatus, child: Child) -> tuple[int, bool]:
-        """Gather what the job left. Returns the number of ranks recorded, and whether it is known how ranks stopped. Raises
-        StorageTimeoutError.
+        """Complete the recording after the job's end. Returns the number of ranks recorded, and whether it is known how ranks stopped.
+        Raises StorageTimeoutError.
 
         Each stage runs in a helper process, which can be abandoned.
         """
         ended_ns = time.time_ns()
         unjoined = ranks_before_init(str(self.spool))
-        with suppress(StorageTimeoutError):  # how the ranks ended is then not written down
+        with suppress(StorageTimeoutError):  # the ends of the ranks are then not recorded
             self.hang_monitor.end()
         self.storage_process.end()
         self._stage(self._wait_for_traces, self.notes)
@@ -311,7 +310,7 @@ class _Recording:
             if not self._stage(stage, sentences):
                 raise StorageTimeoutError
         self._note_sources()
-        # A command that was ended by a signal may leave with an exit code, as torchrun does.
+        # A command that ends because of a signal may return an exit code, as torchrun does.
         ended_by = status.signal or (self._asked_by if status.code else None)
         nothing = no_rank_note(command[0], ended_by, unjoined)
         recorded, stopped, notes = run_with_timeout(
@@ -321,8 +320,8 @@ class _Recording:
         return recorded, stopped
 
     def _complete(self, status: ExitStatus, ended_ns: int, nothing: Note) -> tuple[int, bool, list[str]]:
-        """Complete the manifest. Returns the number of ranks recorded, whether it is known how ranks stopped, and sentences for the user;
-        ``nothing`` is one of them if there is neither."""
+        """Complete the manifest. Returns the number of ranks recorded, whether it is known how ranks stopped, and sentences for the user.
+        ``nothing``: the note for a run without either."""
         recorded, said = self.ranks.recorded(), list[str]()
         notes = [Note(sentence) for sentence in self.notes]
         stopped = any(any(self.launch.run.glob(f"hosts/*/{name}")) for name in (STALL_FILE, ENDS_FILE))
@@ -343,7 +342,7 @@ class _Recording:
         return recorded, stopped, said
 
     def _stage(self, stage: Callable[[Beat], list[str]], sentences: list[str]) -> bool:
-        """Run a stage after the job's end in a helper process, and add what it says to ``sentences``; False if the storage did not
+        """Run a stage after the job's end in a helper process, and append its result to ``sentences``. False if the storage did not
         answer."""
         try:
             sentences += run_with_timeout(stage, _ANSWER_S)
@@ -358,7 +357,7 @@ class _Recording:
         return []
 
     def _recorded_ranks(self) -> dict[int, int] | None:
-        """By process id, the ranks of this host in the run directory; None if it does not answer."""
+        """Ranks of this host in the run directory, by process id; None if the storage does not answer."""
         try:
             return run_with_timeout(lambda beat: {pid: rank for rank, pid in self.ranks.all()}, _ANSWER_S)
         except Exception:
@@ -376,8 +375,8 @@ class _Recording:
         return unsaved
 
     def _note_sources(self) -> None:
-        """Record the ranks' source files, so that the analysis can check whether they changed. If the job's storage is slow or gone, only
-        the source text in the report is missing."""
+        """Record the ranks' source files, so that the analysis can check whether they changed. If the job's storage is slow or gone, the
+        report has no source text."""
         launch = self.launch
         try:
             began_ns = launch.document["started_ns"]

@@ -1,5 +1,5 @@
-"""The storage process: the only process that touches storage while the job runs. It copies the ranks' records from memory to the run
-directory, and samples the host."""
+"""The storage process copies the ranks' records from memory to the run directory, and samples the host. While the job runs, no other
+process of the launcher accesses storage."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 PERIOD_S = 1.0
 _SAMPLER_S = 2.0
-"""How long telemetry may take to end."""
+"""Time for telemetry to end."""
 _METRICS_START_S, _METRICS_STOP_S = 10.0, 1.0
 _AFTER_LAUNCHER_S = 60.0
-"""Time that ranks get to end after their launcher was killed; torchrun gives them 30 s."""
+"""Time for ranks to end after their launcher was killed; torchrun's own timeout is 30 s."""
 _STOPPING_S = 3.5
-"""More than telemetry and metrics need to end, unless they are blocked."""
+"""Time for telemetry and metrics to end; they take longer only if they are blocked."""
 _OTHERS_S = 1.0
-"""Time at the end of a job to copy records that other runs left; the next run continues."""
+"""Time after the job's end to finish copying the records of earlier runs; the next run continues."""
 
 
 class StorageProcess:
-    """The work of this process."""
+    """Main loop of the storage process."""
 
     def __init__(
         self, run: Path, root: Path, host: str, options: RunOptions, orders: int, writer: int
     ) -> None:
-        """``root`` is where the ranks' spools lie on this host; ``orders`` and ``writer`` are those of :data:`.helper.Work`."""
+        """``root``: folder of the ranks' spools on this host. ``orders``, ``writer``: see :data:`.helper.Work`."""
         self._run, self._root, self._host, self._options = run, root, host, options
         self._orders, self._writer = orders, writer
         self._beat = beating(writer, b"\n")
@@ -66,13 +66,13 @@ class StorageProcess:
         send(self._writer, notes=[(note.text, note.code.value) for note in notes])
 
     def run(self) -> None:
-        """Copy until the launcher reports the end of its job or, if it was killed, until its ranks are gone."""
+        """Copy records until the launcher reports the end of its job or, if it was killed, until its ranks are gone."""
         self._start_metrics()
-        # Ranks check as soon as they begin whether this lock is held.
+        # The lock is taken early: ranks check at their start whether it is held.
         others = HelperProcess("others", lambda orders, writer: drain_stale_spools(self._root))
         self._samples = self._lock.take()
         if self._samples and stale_roots(self._root):
-            with suppress(OSError):  # no further process is allowed: a later run does it
+            with suppress(OSError):  # no further process is allowed; a later run copies them
                 others.start()
         if not self._run_with_heartbeats(self._start):
             return
@@ -85,11 +85,11 @@ class StorageProcess:
         self._lock.release()
 
     def _run_with_heartbeats(self, work: Callable[[], None]) -> bool:
-        """Call ``work`` in a thread, with heartbeats; False if it is abandoned, ``_STOPPING_S`` after the job's end."""
+        """Call ``work`` in a thread and send heartbeats. False if it was abandoned, ``_STOPPING_S`` after the job's end."""
         thread = threading.Thread(target=work, daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # no further thread is allowed: records are copied all the same
+        except RuntimeError as error:  # no further thread is allowed; records are still copied
             self._note(Note(f"No telemetry: {error}."))
             return True
         left_s = _STOPPING_S
@@ -100,7 +100,7 @@ class StorageProcess:
         return not thread.is_alive()
 
     def _start_metrics(self) -> None:
-        """Start the process that serves metrics, with ``--prometheus``. It is forked, so before any thread."""
+        """With ``--prometheus``, start the process that serves metrics. Call before any thread starts, because it is forked."""
         if self._options.prometheus is None:
             return
         metrics = HelperProcess("metrics", self._serve)
@@ -135,7 +135,7 @@ class StorageProcess:
             self._warn(said["warn"])
 
     def _sample(self) -> None:
-        """Start sampling in a thread, unless ``--no-telemetry``. Called once the job runs: the imports must not delay it."""
+        """Start sampling in a thread, unless ``--no-telemetry``. Called after the job's start, so that the imports do not delay it."""
         if not self._options.telemetry:
             return
         try:
@@ -170,11 +170,11 @@ class StorageProcess:
 
     def _copy_records(self) -> None:
         try:
-            make_private_folder(str(self._root))  # again, if it was removed
+            make_private_folder(str(self._root))  # if it was removed
         except OSError:
             return
         if not self._lock.take():
-            return  # another launcher of this host has one that does
+            return  # another launcher's storage process copies the records of this host
         try:
             copy_host_documents(str(self._root), str(self._run), self._copied)
         except OSError as error:
@@ -185,7 +185,7 @@ class StorageProcess:
             self._run_with_heartbeats(self._sample)
 
     def _copy_spool(self, spool: str) -> bool:
-        """Copy what is new in a spool; whether its rank has ended."""
+        """Copy what is new in a spool. Returns whether its rank has ended."""
         over = is_over(spool)
         try:
             target = drain(spool, remove=over, budget=self._budgets.get(spool), beat=self._beat)
@@ -194,7 +194,7 @@ class StorageProcess:
         except BusyError:
             return over
         except FileNotFoundError as error:
-            if (Path(spool) / TARGET_FILE).exists():  # otherwise it is being made, or was removed
+            if (Path(spool) / TARGET_FILE).exists():  # otherwise the spool is being created, or was removed
                 self._warn_once(error)
         except OSError as error:
             self._warn_once(error)

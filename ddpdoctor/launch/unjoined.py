@@ -21,7 +21,7 @@ from ddpdoctor.rundir.packages import innermost_line
 from ddpdoctor.telemetry import procfs
 
 _FIRST_THREAD = "(most recent call first):"
-"""Before each stack that faulthandler writes."""
+"""Text before each stack that faulthandler writes."""
 _MOST_ANCESTORS = 64
 
 
@@ -32,10 +32,10 @@ class UnjoinedRank(WatchedRank):
     joined: ClassVar[bool] = False
     said: UnjoinedStatus = field(default_factory=UnjoinedStatus)
     has_left: bool = False
-    """Whether its file is gone: it has joined and begins to record."""
+    """Whether its file is gone, because it has joined and begins to record."""
 
     def look(self) -> bool:
-        """Update its state; False, as it finishes no steps."""
+        """Update the state. Returns False: no step is finished."""
         if self.end is None:
             self._look_at_process()
         if self.has_left:
@@ -54,12 +54,12 @@ class UnjoinedRank(WatchedRank):
 
     @property
     def signs(self) -> tuple[Any, ...]:
-        """Calling ``init_process_group`` is progress."""
+        """Values that change when it makes progress, which is a call of ``init_process_group``."""
         return (self.waits,)
 
     @property
     def faults(self) -> str:
-        """The stacks that faulthandler wrote on request; else the stack of the call of ``init_process_group``."""
+        """Stacks that faulthandler wrote on request; else the stack of the call of ``init_process_group``."""
         return self.said.faults or _as_fault(self.said.about.get("frames"))
 
     def _found_pid(self) -> int:
@@ -68,18 +68,18 @@ class UnjoinedRank(WatchedRank):
 
     @property
     def is_known(self) -> bool:
-        """Whether its process is visible from here: it reports nothing itself."""
+        """Whether its process is visible from here. It does not report its position."""
         return bool(self.here_pid)
 
     def ask(self) -> None:
         """Have faulthandler write its stacks, if its signal handler and its file's descriptor are still in place.
 
-        Not during ``init_process_group``, nor in a system call that a signal interrupts: c10d's store takes that for a failure.
+        Not during ``init_process_group``, nor in a system call that a signal interrupts: c10d's store treats that as a failure.
         """
         number, handle = self.said.about.get("signal"), self.said.about.get("handle")
         if not isinstance(number, int) or not isinstance(handle, int) or number <= 0 or not self.here_pid:
             return
-        with suppress(OSError):  # it has gone, or joined, meanwhile
+        with suppress(OSError):  # the rank has ended or joined
             ours = Path(f"/proc/{self.here_pid}/fd/{handle}").samefile(self.spool)
             if not ours or not procfs.catches(self.here_pid, number):
                 return
@@ -90,12 +90,12 @@ class UnjoinedRank(WatchedRank):
                 os.kill(self.here_pid, number)
 
     def where(self) -> str:
-        """The line of the job's own code at which it is, as text; "" if unknown."""
+        """Its current line of the job's own code, as text; "" if unknown."""
         return innermost_line(self.faults)
 
 
 def _as_fault(frames: Any) -> str:
-    """Frames, innermost first, as faulthandler writes them."""
+    """Frames, innermost first, in faulthandler's format."""
     if not isinstance(frames, list):
         return ""
     lines = [
@@ -107,16 +107,16 @@ def _as_fault(frames: Any) -> str:
 
 
 class UnjoinedRanks:
-    """All ranks of this host before ``init_process_group``, found as they appear."""
+    """All ranks of this host that have not joined a process group, found when they appear."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self.known: dict[str, UnjoinedRank] = {}
         self._others: set[str] = set()
-        """Files of child processes that inherited a rank's variables."""
+        """Files of child processes that inherited a rank's environment variables."""
 
     def look(self, joined: Collection[int]) -> None:
-        """Update all of them. ``joined``: process ids of ranks that record."""
+        """Update all ranks. ``joined``: process ids of ranks that record."""
         there = unjoined_files(self._root)
         all_pids = {*joined, *(pid for _, pid, _ in there)}
         for rank, pid, path in there:
@@ -143,28 +143,28 @@ class UnjoinedRanks:
 
     @property
     def handles(self) -> list[int]:
-        """File descriptors that are readable once one of their processes has ended."""
+        """File descriptors that become readable when one of the processes ends."""
         return [rank.handle for rank in self.known.values() if rank.handle >= 0]
 
     def seen(self, rank: int, pid: int) -> WatchedRank | None:
-        """The rank with this number and process id if it was seen here, also after it has joined."""
+        """The rank with this number and process id, also if it has joined since; None if it was not seen here."""
         return next((each for each in self.known.values() if each.key == (rank, pid)), None)
 
     def newest_start_ns(self) -> int:
-        """Start of the newest living one, epoch ns; 0 if there is none."""
+        """Start of the newest running rank, epoch ns; 0 if there is none."""
         return max((rank.began_ns for rank in self._waiting() if rank.alive), default=0)
 
     def _waiting(self) -> list[UnjoinedRank]:
         return [rank for rank in self.known.values() if not rank.has_left]
 
     def current(self, joined: Collection[int]) -> list[WatchedRank]:
-        """One for each rank that is not among the numbers ``joined``."""
+        """One recording of each rank that is not in ``joined`` (rank numbers)."""
         living_last = sorted(self._waiting(), key=lambda rank: (rank.alive, rank.pid))
         newest = {rank.rank: rank for rank in living_last if rank.rank not in joined}
         return [newest[number] for number in sorted(newest)]
 
     def ends(self, joined: Collection[int]) -> list[dict[str, Any]]:
-        """Rows for ``ends.json`` of those that ended, except for ranks that ``joined`` later."""
+        """Rows for ``ends.json`` of ranks that have ended, except for those in ``joined`` that still have a file."""
         ended = [rank for rank in self.known.values() if rank.end is not None]
         return [rank.end for rank in ended if rank.end and (rank.has_left or rank.rank not in joined)]
 

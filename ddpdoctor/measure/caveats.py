@@ -1,4 +1,4 @@
-"""Limits of the recording that a reader of the numbers must know, in sentences."""
+"""Notes on the limits of a recording that affect how its numbers are to be read."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ from ddpdoctor.measure.window import RUNTIME_CALLS, Window
 
 class _Tuning(msgspec.Struct, frozen=True):
     few_steps: int = 10
-    """A run with fewer measured steps gets a note: an event of every tenth step need not be among them."""
-    much: float = 0.1
-    """Share of the step from which on it is said why it is unknown what took the time."""
+    """A run with fewer measured steps gets a note: they may not contain an event that occurs in every tenth step."""
+    note_share: float = 0.1
+    """Share of the step from which on time without a known cause, or added by the profiler, gets a note."""
 
 
 _TUNING = _Tuning()
 
 
 def caveats(graphs: Graphs, profiler_ns: float) -> list[str]:
-    """The limits of one run's recording, one sentence each; ``profiler_ns``: what the profiler adds to each of its
-    cycles."""
+    """Return the notes on one run's recording. ``profiler_ns``: time that the profiler adds to each cycle of the window."""
     return [
         *_not_matched(graphs),
-        *([] if graphs.logs else [*_missing_ranks(graphs), *_nameless(graphs)]),
-        *(_unseen(graphs) if graphs.primary_is_window else ()),
+        *([] if graphs.logs else [*_missing_ranks(graphs), *_missing_metadata(graphs)]),
+        *(_missing_events(graphs) if graphs.primary_is_window else ()),
         *_no_window(graphs),
-        *_slower_hosts(graphs, profiler_ns),
+        *_profiler_overhead(graphs, profiler_ns),
         *_few_steps(graphs),
-        *_much_unseen(graphs),
+        *_unattributed_time(graphs),
     ]
 
 
 def _not_matched(graphs: Graphs) -> Iterator[str]:
-    """Why no collective is matched, or how many lack members, and why."""
+    """Why no collective was matched, or how many were not matched on all their ranks, with the reasons."""
     window = graphs.window
     if window is None:
         return
@@ -73,37 +72,37 @@ def _missing_ranks(graphs: Graphs) -> Iterator[str]:
         )
 
 
-def _nameless(graphs: Graphs) -> Iterator[str]:
+def _missing_metadata(graphs: Graphs) -> Iterator[str]:
     metas = [window.trace.meta for window in graphs.windows]
-    nameless = [meta.source for meta in metas if not meta.rank_from]
+    unnamed = [meta.source for meta in metas if not meta.rank_from]
     known = {
         "world size": any(meta.world_size for meta in metas),
         "backend": any(meta.backend for meta in metas),
     }
     unknown = [what for what, is_known in known.items() if not is_known]
-    if nameless and unknown:
-        others = " and others" if len(nameless) > 1 else ""
+    if unnamed and unknown:
+        others = " and others" if len(unnamed) > 1 else ""
         yield (
-            f"{nameless[0]}{others}: the trace does not name its rank and job (no distributedInfo), so "
+            f"{unnamed[0]}{others}: the trace does not name its rank and job (no distributedInfo), so "
             f"{' and '.join(unknown)} {'are' if len(unknown) > 1 else 'is'} unknown."
         )
 
 
-def _unseen(graphs: Graphs) -> Iterator[str]:
-    """Traces that show only devices, only hosts, or no steps."""
+def _missing_events(graphs: Graphs) -> Iterator[str]:
+    """Notes on traces without host events, without kernels, or without step marks."""
     devices = [window for window in graphs.windows if window.on_device]
-    unseen = [window for window in devices if not window.shows_host]
-    if unseen:
+    found = [window for window in devices if not window.shows_host]
+    if found:
         yield (
-            f"The traces of {_some(unseen, devices)} contain no host events (operators, runtime calls). Why a device is idle there is "
+            f"The traces of {_ranks(found, devices)} contain no host events (operators, runtime calls). Why a device is idle there is "
             "unknown, and so is how fast the host could issue a step, so costs are upper bounds."
         )
-    # Runtime calls but no kernels: an export without its table of kernels, or a profiler without access to the device.
+    # Runtime calls but no kernels: an export without the table of kernels, or a profiler without access to the device.
     hosts = [window for window in graphs.windows if not window.on_device]
-    unseen = [window for window in hosts if window.trace.category_mask(*RUNTIME_CALLS).any()]
-    if unseen:
+    found = [window for window in hosts if window.trace.category_mask(*RUNTIME_CALLS).any()]
+    if found:
         yield (
-            f"The traces of {_some(unseen, graphs.windows)} contain runtime calls (cuda_runtime) but no kernels. Compute is therefore the "
+            f"The traces of {_ranks(found, graphs.windows)} contain runtime calls (cuda_runtime) but no kernels. Compute is therefore the "
             "hosts' work only, and nothing is known about the devices. Record or export the kernels, too."
         )
     if graphs.primary.groups and not any(len(of.steps) for of in graphs.primary.steps):
@@ -113,7 +112,7 @@ def _unseen(graphs: Graphs) -> Iterator[str]:
         )
 
 
-def _some(chosen: Sequence[Window], every: Sequence[Window]) -> str:
+def _ranks(chosen: Sequence[Window], every: Sequence[Window]) -> str:
     return "all ranks" if len(chosen) == len(every) else f"{len(chosen)} of {len(every)} ranks"
 
 
@@ -130,9 +129,9 @@ def _no_window(graphs: Graphs) -> Iterator[str]:
         )
 
 
-def _slower_hosts(graphs: Graphs, profiler_ns: float) -> Iterator[str]:
+def _profiler_overhead(graphs: Graphs, profiler_ns: float) -> Iterator[str]:
     window_ms, added_ms = graphs.primary.mean_cycle_ns / 1e6, profiler_ns / 1e6
-    if added_ms > _TUNING.much * window_ms:
+    if added_ms > _TUNING.note_share * window_ms:
         yield (
             f"With the profiler open, a step took {window_ms:.3g} ms instead of {window_ms - added_ms:.3g} ms: the profiler slows hosts, "
             "not devices. This overhead is not included in the costs."
@@ -140,10 +139,9 @@ def _slower_hosts(graphs: Graphs, profiler_ns: float) -> Iterator[str]:
 
 
 def _few_steps(graphs: Graphs) -> Iterator[str]:
-    """A note for a run of few measured steps."""
-    measured, aside = graphs.timing.cycles, sum(graphs.timing.set_aside.values())
+    measured, more = graphs.timing.cycles, sum(graphs.timing.set_aside.values())
     if graphs.logs and 0 < measured < _TUNING.few_steps:
-        excluded = f", {aside} more {'were' if aside > 1 else 'was'} excluded" if aside else ""
+        excluded = f", {more} more {'were' if more > 1 else 'was'} excluded" if more else ""
         steps = "step was" if measured == 1 else "steps were"
         yield (
             f"Only {measured} {steps} measured{excluded}. What happens in so few steps may not persist, and occasional stalls and start-up "
@@ -151,11 +149,11 @@ def _few_steps(graphs: Graphs) -> Iterator[str]:
         )
 
 
-def _much_unseen(graphs: Graphs) -> Iterator[str]:
-    """Why it is unknown what took much of the critical path."""
+def _unattributed_time(graphs: Graphs) -> Iterator[str]:
+    """A note if much of the critical path has no known cause, with the reason."""
     work = critical_work(graphs.primary)
     unseen, idle = work.get(Component.UNSEEN, 0.0), work.get(Component.IDLE, 0.0)
-    if unseen + idle < _TUNING.much:
+    if unseen + idle < _TUNING.note_share:
         return
     why = (
         "the ranks' profiler windows begin at different times, and the critical path runs through a rank whose window had not begun"

@@ -1,8 +1,8 @@
-"""All recordings, on one clock, as three tables: steps, collectives, events. For timelines and Parquet.
+"""Export all recordings on one clock as three tables: steps, collectives, events. For timelines and Parquet.
 
-All times are int64 ns since 1970 on the common clock (the first host's), unless the traces have clocks of their own. Where
-both step logs and a profiler window with device events exist, both are in the tables, distinguished by ``source``.
-Collectives then come from the window, as a host's log shows when they were issued, not when they ran.
+All times are int64 ns since 1970 on the common clock (the first host's), unless the traces have clocks of their own. If
+there are both step logs and a profiler window with device events, the tables contain both, distinguished by ``source``.
+Collectives then come from the window, because a host's log shows when they were issued, not when they ran.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEPS = {
     "end_ns": pl.Int64,
     "marks": pl.String,
 }
-"""One row for each rank and step. ``marks``: comma-separated flags of the step, such as profiled."""
+"""One row per rank and step. ``marks``: comma-separated flags of the step, such as profiled."""
 
 COLLECTIVES = {
     "rank": pl.Int32,
@@ -50,10 +50,10 @@ COLLECTIVES = {
     "transfer_ns": pl.Int64,
     "message_bytes": pl.Float64,
 }
-"""One row for each rank and collective. ``wait_ns`` runs from the own arrival to the last one's (of the root,
-for a broadcast in a step log; traces do not name it), ``transfer_ns`` from there to the own end; ``last_arrival_ns``
-and both are null where the collective was not matched over the ranks. ``kind``: gradients, barrier, collective, broadcast, model. ``step``
-is null outside the recorded steps."""
+"""One row per rank and collective. ``wait_ns`` is from the rank's own arrival to the last arrival (for a broadcast in a step log, to
+the root's arrival; traces do not name the root). ``transfer_ns`` is from there to the rank's own end. Both, and ``last_arrival_ns``, are
+null if the collective was not matched across the ranks. ``kind``: gradients, barrier, collective, broadcast, model. ``step`` is null
+outside the recorded steps."""
 
 EVENTS = {
     "rank": pl.Int32,
@@ -64,25 +64,24 @@ EVENTS = {
     "start_ns": pl.Int64,
     "duration_ns": pl.Int64,
 }
-"""One row for each stretch of work. ``track``: compute or host. ``name``: data, epoch_start, copy, forward
-(on a device: all computation but the optimizer's and what is between phases), backward, optimizer, loss and outside (operators between
-phases, only from windows), collection (of garbage), checkpoint,
-device_sync and launch (a device idle because the host waited for it, or while the host issues work). ``step`` is that
-in which it begins, null outside the recorded steps."""
+"""One row per interval of work. ``track``: compute or host. ``name``: data, epoch_start, copy, forward (on a device: all computation
+except the optimizer's and that between phases), backward, optimizer, loss and outside (operators between phases, only from windows),
+collection (of garbage), checkpoint, device_sync (the device is idle because the host waited for it) and launch (the device is idle while
+the host issues work). ``step``: the step in which it begins, null outside the recorded steps."""
 
 
 class Tables(msgspec.Struct, frozen=True):
-    """All ranks on one clock."""
+    """The tables of all ranks, on one clock."""
 
     steps: pl.DataFrame
     collectives: pl.DataFrame
     events: pl.DataFrame
     details: pl.DataFrame
-    """For timelines, schema :data:`DETAILS`."""
+    """For timelines; schema :data:`DETAILS`."""
     counters: pl.DataFrame
-    """Also for timelines, schema :data:`COUNTERS`."""
+    """For timelines; schema :data:`COUNTERS`."""
     hosts: dict[int, str] = msgspec.field(default_factory=dict)
-    """Host name of each rank, where known."""
+    """Rank → host name; without ranks whose host is unknown."""
     notes: list[str] = msgspec.field(default_factory=list)
 
 
@@ -90,11 +89,11 @@ def recorded_tables(
     recorded: Sequence[RankLog], windows: Sequence[Window], telemetry: Mapping[str, HostTelemetry]
 ) -> Tables:
     """Align the recordings and build the tables."""
-    given = [log for log in recorded if log.steps]
-    aligned, notes = align_logs(given)
+    nonempty_logs = [log for log in recorded if log.steps]
+    aligned, notes = align_logs(nonempty_logs)
     logs, _ = exclude_suspended(aligned, telemetry)
-    shown = any(window.on_device for window in windows) or not logs
-    drawn, matched = align_and_match(windows if shown else [])
+    use_windows = any(window.on_device for window in windows) or not logs
+    aligned_windows, matched = align_and_match(windows if use_windows else [])
     if matched.refused:
         notes.append(f"Collectives could not be matched across ranks: {matched.refused}.")
     steps = [
@@ -103,16 +102,16 @@ def recorded_tables(
         for step in log.steps
     ]
     events = [row for log in logs for row in _log_events(log)]
-    for window in drawn:
+    for window in aligned_windows:
         events += _window_events(window)
         if not logs:
             steps += [(window.rank, TRACE, n, a, b, "") for n, a, b in window.steps]
-    collectives = _window_collectives(drawn, matched) if drawn else _log_collectives(logs)
+    collectives = _window_collectives(aligned_windows, matched) if aligned_windows else _log_collectives(logs)
     moved_ns = {
-        log.rank: log.steps[0].start_ns - was.steps[0].start_ns
-        for was, log in zip(given, aligned, strict=True)
+        log.rank: log.steps[0].start_ns - before.steps[0].start_ns
+        for before, log in zip(nonempty_logs, aligned, strict=True)
     }
-    detailed = drawn or [window.shifted(moved_ns.get(window.rank, 0)) for window in windows]
+    detailed = aligned_windows or [window.shifted(moved_ns.get(window.rank, 0)) for window in windows]
     return Tables(
         pl.DataFrame(steps, schema=STEPS, orient="row").sort("rank", "start_ns"),
         pl.DataFrame(collectives, schema=COLLECTIVES, orient="row").sort("rank", "arrival_ns"),
@@ -184,15 +183,15 @@ def _log_collective(
 
 
 def _window_collectives(windows: Sequence[Window], matched: Matched) -> list[tuple[object, ...]]:
-    begun = [arrivals(window)[0] for window in windows]
+    arrivals_ns = [arrivals(window)[0] for window in windows]
     last = [np.full(len(window.collectives), -1, np.int64) for window in windows]
-    for line in matched.rows if not matched.refused else ():
-        latest = max(int(begun[r][row]) for r, row in enumerate(line) if row >= 0)
-        for r, row in enumerate(line):
+    for match in matched.rows if not matched.refused else ():
+        latest = max(int(arrivals_ns[r][row]) for r, row in enumerate(match) if row >= 0)
+        for r, row in enumerate(match):
             if row >= 0:
                 last[r][row] = latest
     rows: list[tuple[object, ...]] = []
-    for window, arrival, latest_of in zip(windows, begun, last, strict=True):
+    for window, arrival, latest_of in zip(windows, arrivals_ns, last, strict=True):
         comms, steps = window.collectives, step_of(window, window.collectives.issued)
         for i in range(len(comms)):
             size = float(comms.bytes[i])
@@ -205,7 +204,7 @@ def _window_collectives(windows: Sequence[Window], matched: Matched) -> list[tup
 
 
 def _times(arrival: int, last: int | None, end: int) -> tuple[int | None, ...]:
-    """The columns of times, in their order: arrival, last arrival, end, wait, transfer."""
+    """The columns arrival, last arrival, end, wait and transfer."""
     if last is None:
         return arrival, None, end, None, None
     release = min(max(last, arrival), end)
@@ -213,20 +212,20 @@ def _times(arrival: int, last: int | None, end: int) -> tuple[int | None, ...]:
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """How many details are kept."""
+    """Limits of what is exported."""
 
     most_rows: int = 150_000
-    """Of all ranks together: Perfetto opens a file of twice as many slices within seconds."""
+    """Detail rows of all ranks together. Perfetto opens a file of twice as many slices within seconds."""
     fewest_rows: int = 500
-    """Of each rank, however many ranks there are."""
+    """Detail rows of each rank, for any number of ranks."""
     nested: int = 3
-    """Levels of nested operators: deeper ones are the launches of the outer ones."""
-    most_letters: int = 120
-    """Most characters of a name: kernel templates take thousands."""
-    usual_gap: float = 3.0
-    """Multiple of the usual distance of two samples beyond which the sampler was paused, and nothing is known."""
+    """Levels of nested operators. Deeper ones are the launches of the outer ones."""
+    most_characters: int = 120
+    """Characters of a name. Names of kernel templates have thousands."""
+    pause_ratio: float = 3.0
+    """Multiple of the median sampling interval beyond which the sampler was paused and the line is unknown."""
     most_readings: int = 2_000
-    """Most readings of one counter."""
+    """Readings of one counter."""
 
 
 TUNING = Tuning()
@@ -238,8 +237,8 @@ DETAILS = {
     "start_ns": pl.Int64,
     "duration_ns": pl.Int64,
 }
-"""One row for each of them. ``track``: annotations, operators (of the training thread; of others with their number), stream N (what
-a device did there, by the names of its kernels) or sampled lines (of the training thread, from stack samples)."""
+"""One row per slice of a timeline. ``track``: annotations, operators (of the training thread; for other threads, with their number),
+stream N (the device's work there, by kernel name) or sampled lines (of the training thread, from stack samples)."""
 
 COUNTERS = {
     "source": pl.String,
@@ -248,20 +247,23 @@ COUNTERS = {
     "time_ns": pl.Int64,
     "value": pl.Float64,
 }
-"""One row for each reading of a host or one of its GPUs."""
+"""One row per reading of a host or one of its GPUs."""
 
 
 def details(logs: Sequence[RankLog], windows: Sequence[Window]) -> pl.DataFrame:
-    """Details of recordings on one clock, schema :data:`DETAILS`."""
+    """Return the details of recordings on one clock; schema :data:`DETAILS`."""
     ranks = len({log.rank for log in logs} | {window.rank for window in windows})
     most = max(TUNING.most_rows // max(ranks, 1), TUNING.fewest_rows)
-    tables = [*(pl.concat([*_of_window(window)]) for window in windows), *_sampled(samples_of(logs))]
+    tables = [
+        *(pl.concat([*_window_details(window)]) for window in windows),
+        *_sampled_lines(samples_of(logs)),
+    ]
     longest = [table if len(table) <= most else table.top_k(most, by="duration_ns") for table in tables]
     return pl.concat([pl.DataFrame(schema=DETAILS), *longest]).sort("rank", "track", "start_ns")
 
 
 def counters(telemetry: Mapping[str, HostTelemetry]) -> pl.DataFrame:
-    """Counters of all hosts, each on its own clock, schema :data:`COUNTERS`."""
+    """Return the counters of all hosts, each on its own clock; schema :data:`COUNTERS`."""
     rows: list[tuple[object, ...]] = []
     for _, source, field, unit, times, values in readings(telemetry):
         stride = -(-len(values) // TUNING.most_readings) or 1
@@ -271,7 +273,7 @@ def counters(telemetry: Mapping[str, HostTelemetry]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=COUNTERS, orient="row")
 
 
-def _of_window(window: Window) -> Iterator[pl.DataFrame]:
+def _window_details(window: Window) -> Iterator[pl.DataFrame]:
     trace = window.trace
     yield pl.DataFrame(schema=DETAILS)
     marks = trace.name_mask(lambda name: classify.step_number(name) is not None)
@@ -282,7 +284,7 @@ def _of_window(window: Window) -> Iterator[pl.DataFrame]:
         sorted(np.unique(trace.lane[operators]).tolist(), key=lambda lane: lane != training)
     ):
         label = "operators" if lane == training else f"operators, thread {number + 1}"
-        yield _slices(window, label, _outer(trace, np.flatnonzero(operators & (trace.lane == lane))))
+        yield _slices(window, label, _outermost(trace, np.flatnonzero(operators & (trace.lane == lane))))
     work = classify.device_work(trace)
     for stream in np.unique(trace.stream[work]).tolist():
         label = "device" if stream < 0 else f"stream {stream}"
@@ -291,7 +293,7 @@ def _of_window(window: Window) -> Iterator[pl.DataFrame]:
 
 def _slices(window: Window, track: str, rows: Ints) -> pl.DataFrame:
     trace = window.trace
-    names = [trace.names[name][: TUNING.most_letters] for name in trace.name[rows].tolist()]
+    names = [trace.names[name][: TUNING.most_characters] for name in trace.name[rows].tolist()]
     start = trace.start_ns[rows] + window.shifted_ns
     return _table(window.rank, track, names, start, trace.duration_ns[rows])
 
@@ -303,8 +305,8 @@ def _table(rank: int, track: str, names: list[str], start: Ints, duration: Ints)
     return pl.DataFrame(columns, schema=DETAILS).filter(pl.col("duration_ns") > 0)
 
 
-def _outer(trace: RankTrace, rows: Ints) -> Ints:
-    """Those of ``rows``, of one thread and in order, nested in fewer than ``TUNING.nested`` others."""
+def _outermost(trace: RankTrace, rows: Ints) -> Ints:
+    """The ``rows`` (of one thread, in order of start) that are nested in fewer than ``TUNING.nested`` others."""
     open_until: list[int] = []
     kept = []
     ends = trace.end_ns[rows].tolist()
@@ -317,25 +319,25 @@ def _outer(trace: RankTrace, rows: Ints) -> Ints:
     return np.array(kept, np.int64)
 
 
-def _sampled(samples: Samples) -> Iterator[pl.DataFrame]:
-    """One table per rank: consecutive samples of one line of the script are one row, up to the next sample of another line."""
-    shown = [stack.lines[0] for stack in samples.stacks]
+def _sampled_lines(samples: Samples) -> Iterator[pl.DataFrame]:
+    """One table per rank. Consecutive samples of one script line are one row, up to the next sample of another line."""
+    innermost = [stack.lines[0] for stack in samples.stacks]
     names, name = np.unique(
-        [f"{basename(line.file)}:{line.line} {line.function}" for line in shown], return_inverse=True
+        [f"{basename(line.file)}:{line.line} {line.function}" for line in innermost], return_inverse=True
     )
     before = name.copy()
-    before[samples.gil_owners.follower] = name[samples.gil_owners.owner]  # the likeliest is the last
+    before[samples.gil_owners.follower] = name[samples.gil_owners.owner]  # the most likely owner comes last
     for of_rank in samples.ranks:
         at = np.flatnonzero((of_rank.stack >= 0) & (of_rank.kind != Kind.BURST))
         if len(at) < 2:
             continue
         stack, follows = of_rank.stack[at], of_rank.kind[at] == Kind.FOLLOWING
         times, lines = of_rank.time_ns[at], np.where(follows, before[stack], name[stack])
-        apart = np.diff(times)
-        known = apart <= TUNING.usual_gap * float(np.median(apart))
+        intervals = np.diff(times)
+        known = intervals <= TUNING.pause_ratio * float(np.median(intervals))
         begins = np.flatnonzero(np.append(True, (np.diff(lines) != 0) | ~known))
         last = np.append(begins[1:], len(at)) - 1
-        # Until the next sample, where the sampler was not paused.
+        # A row ends at the next sample, unless the sampler was paused.
         until = np.where(np.append(known, False)[last], times[np.minimum(last + 1, len(at) - 1)], times[last])
-        said, start = names[lines[begins]].tolist(), times[begins]
-        yield _table(of_rank.log.rank, "sampled lines", said, start, until - start)
+        labels, start = names[lines[begins]].tolist(), times[begins]
+        yield _table(of_rank.log.rank, "sampled lines", labels, start, until - start)

@@ -390,6 +390,14 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     temperature_max_celsius: float | None = None
 
 
+class ProgramFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A program that is no part of the job: all its processes on a host, means while the steps ran."""
+
+    name: str
+    cores: float
+    processes: float
+
+
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The hosts, while the steps after the warm-up ran. The busiest host is the one with the smallest share of idle cores."""
 
@@ -403,6 +411,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Idle cores on the busiest host; null where affinity or a CPU limit keeps the job from some of its cores."""
     other_cores: float | None = None
     """Cores of the busiest host that processes other than the ranks and their workers use."""
+    other_programs: list[ProgramFacts] = []
+    """Programs other than the ranks and their workers that use most CPU on the busiest host, most first; above 0.1 core, three at most."""
     run_delay_share: float | None = None
     """Share of the step in which the training thread was runnable but had no CPU, on the worst rank."""
     thread_cpu_ms: float | None = None

@@ -1,7 +1,7 @@
-"""Step logs, windows and telemetry → facts and what reports draw.
+"""Compute facts and chart data from step logs, windows and telemetry.
 
-The stages, each with a frozen result: align the recordings, build graphs and choose the primary one, measure, attribute, price; then
-build the facts once.
+Stages, each with a frozen result: align the recordings, build the graphs and choose the primary one, measure, attribute, price. The
+facts are built once, at the end.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from ddpdoctor.measure.sourcelines import (
     SourceLines,
     WindowSourceLines,
     WorkersWork,
-    led_by_workers,
+    with_worker_lines,
     with_workers,
     work_of_workers,
 )
@@ -71,7 +71,7 @@ from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, no_progress, progres
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """What was measured."""
+    """Result of measuring a run."""
 
     facts: Facts
     graphs: Graphs
@@ -80,7 +80,7 @@ class Measurement(msgspec.Struct, frozen=True):
     drawn: Drawn
     notes: list[str] = msgspec.field(default_factory=list)
     set_aside: dict[str, int] = msgspec.field(default_factory=dict)
-    """Recorded steps that are not among ``facts.steps.measured``, by reason; with those they are all that were seen."""
+    """Number of excluded steps, by reason. With ``facts.steps.measured`` they add up to ``facts.steps.seen``."""
 
 
 def measure(
@@ -92,15 +92,15 @@ def measure(
     launches: Mapping[str, Launch] | None = None,
     attempts: Sequence[AttemptRecord] = (),
 ) -> Measurement:
-    """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both. ``hang``: whether and how the job
+    """Measure a run. ``logs`` and ``windows`` are ordered by rank; at most one of them may be empty. ``hang``: whether and how the job
     stopped. ``launches``: when the launcher of each host started and ended, by host name. ``attempts``: all attempts of the run."""
-    graphs, recorded, notes = _aligned(logs, windows, telemetry, progress)
-    aside = all_excluded_steps(graphs.timing, recorded)
+    graphs, recorded, notes = _aligned_graphs(logs, windows, telemetry, progress)
+    excluded = all_excluded_steps(graphs.timing, recorded)
     report = progress_counter(progress, Stage.MEASURE)
     report(0, 5)
     profiler_ns = _added_by_profiler(graphs)
-    stretched = 1.0 if not profiler_ns else 1.0 / (1.0 - profiler_ns / graphs.primary.mean_cycle_ns)
-    gpu = gpu_facts(graphs.windows, graphs.logs, telemetry, stretched)
+    profiled_ratio = 1.0 if not profiler_ns else 1.0 / (1.0 - profiler_ns / graphs.primary.mean_cycle_ns)
+    gpu = gpu_facts(graphs.windows, graphs.logs, telemetry, profiled_ratio)
     report(1, 5)
     parts = python_parts(graphs.logs, graphs.windows, graphs.operator_shares)
     log_lines = LogSourceLines(graphs.logs, parts)
@@ -111,9 +111,9 @@ def measure(
         is_first=not attempts or attempts[0].is_measured,
         is_last=not attempts or attempts[-1].is_measured,
     )
-    works = {log.rank: work for log in graphs.logs if (work := work_of_workers(log)) is not None}
+    workers_work = {log.rank: work for log in graphs.logs if (work := work_of_workers(log)) is not None}
     patterns = account.patterns if account else []
-    context = _context(graphs, log_lines, gpu, telemetry, patterns, works, profiler_ns)
+    context = _context(graphs, log_lines, gpu, telemetry, patterns, workers_work, profiler_ns)
     memory = memory_of(logs, telemetry)
     report(2, 5)
     ranks = _summaries(graphs, memory)
@@ -127,17 +127,21 @@ def measure(
         bandwidth=[] if graphs.window is None else bandwidth_points(graphs.window, _hosts(graphs.windows)),
     )
     report(4, 5)
-    costs = _with_workers(price_all(context, progress_counter(progress, Stage.PRICE)), graphs.logs, works)
+    costs = _with_worker_lines(
+        price_all(context, progress_counter(progress, Stage.PRICE)), graphs.logs, workers_work
+    )
     return Measurement(
         facts=replace(
-            _facts(graphs, context, costs, gpu, telemetry, aside, hang or HangFacts(), memory, works),
+            _facts(
+                graphs, context, costs, gpu, telemetry, excluded, hang or HangFacts(), memory, workers_work
+            ),
             run=run_facts(account, graphs.logs, launches or {}, log_lines, attempts),
         ),
         graphs=graphs,
         logs=recorded,
         drawn=drawn,
         notes=[*notes, *longest_steps_note(graphs.timing), *caveats(graphs, profiler_ns), *memory.notes],
-        set_aside=aside,
+        set_aside=excluded,
     )
 
 
@@ -147,18 +151,18 @@ def summaries(
     telemetry: Mapping[str, HostTelemetry],
     progress: Progress = no_progress,
 ) -> list[RankSummary]:
-    """The ``ranks`` of :func:`measure`, for which nothing is attributed or priced."""
-    graphs, _, _ = _aligned(logs, windows, telemetry, progress)
+    """Return the summaries of the ranks as :func:`measure` does, without attribution and pricing."""
+    graphs, _, _ = _aligned_graphs(logs, windows, telemetry, progress)
     return _summaries(graphs, memory_of(logs, telemetry))
 
 
-def _aligned(
+def _aligned_graphs(
     logs: Sequence[RankLog],
     windows: Sequence[Window],
     telemetry: Mapping[str, HostTelemetry],
     progress: Progress,
 ) -> tuple[Graphs, Sequence[RankLog], list[str]]:
-    """The graphs, the logs on one clock, and notes on their clocks and suspensions."""
+    """The graphs, the logs on one clock, and notes on set clocks and suspended processes."""
     report = progress_counter(progress, Stage.ALIGN, begin=WINDOWS_READ)
     report(0, 2)
     aligned, set_clocks = align_logs(logs)
@@ -169,7 +173,7 @@ def _aligned(
 
 
 def _added_by_profiler(graphs: Graphs) -> float:
-    """ns that the profiler adds to each cycle of the primary graph; 0 where that is no window of devices, or nothing else was recorded."""
+    """ns that the profiler adds to each cycle of the primary graph; 0 unless that is a window with devices and there are step logs."""
     has_both = graphs.primary_is_window and graphs.on_device and graphs.log is not None and graphs.log.groups
     return added_by_profiler(graphs.primary, graphs.timing) if has_both and graphs.primary.groups else 0.0
 
@@ -180,10 +184,9 @@ def _context(
     gpu: GpuFacts,
     telemetry: Mapping[str, HostTelemetry],
     patterns: Sequence[StepPattern],
-    works: Mapping[int, WorkersWork],
+    workers_work: Mapping[int, WorkersWork],
     profiler_ns: float,
 ) -> Context:
-    """The inputs of the pricers."""
     graph, logs, windows = graphs.primary, graphs.logs, graphs.windows
     reducers = reducer_work(logs, windows) if graphs.primary_is_log else []
     lines: SourceLines = log_lines
@@ -208,30 +211,34 @@ def _context(
         host_timed=graphs.primary_is_log,
         profiler_ns=profiler_ns,
         cores=host_cores(telemetry, logs),
-        asleep={rank: share for rank, work in works.items() if (share := work.asleep_share) is not None}
+        asleep={
+            rank: share for rank, work in workers_work.items() if (share := work.asleep_share) is not None
+        }
         | asleep_shares(logs),
     )
 
 
-def _with_workers(costs: Costs, logs: Sequence[RankLog], works: Mapping[int, WorkersWork]) -> Costs:
-    """The costs, those of waiting for data with the lines at which workers prepare it on the rank that waits longest."""
-    led = {}
+def _with_worker_lines(
+    costs: Costs, logs: Sequence[RankLog], workers_work: Mapping[int, WorkersWork]
+) -> Costs:
+    """The costs; those of waiting for data with the source lines of the loader's workers on the rank that waits longest."""
+    updated = {}
     for path in ("shared.data", "late.data"):
         if (cost := costs.get(path)) is not None:
-            led[path] = led_by_workers(cost, _of_slowest(logs, works, cost.ranks))
-    return costs | led
+            updated[path] = with_worker_lines(cost, _work_of_slowest_rank(logs, workers_work, cost.ranks))
+    return costs | updated
 
 
-def _of_slowest(
-    logs: Sequence[RankLog], works: Mapping[int, WorkersWork], ranks: Sequence[int] | None = None
+def _work_of_slowest_rank(
+    logs: Sequence[RankLog], workers_work: Mapping[int, WorkersWork], ranks: Sequence[int] | None = None
 ) -> WorkersWork | None:
-    """The work of the workers of the rank that waits longest for data, of these ``ranks`` (None: all)."""
+    """The workers' work on the rank that waits longest for data, among ``ranks`` (None: all)."""
     waits = {rank: ms for rank, ms in data_waits_ms(logs).items() if ranks is None or rank in ranks}
-    return works.get(max(waits, key=lambda rank: waits[rank], default=-1))
+    return workers_work.get(max(waits, key=lambda rank: waits[rank], default=-1))
 
 
 def _rare_sources(graphs: Graphs, log_lines: LogSourceLines) -> list[RareSource]:
-    """Graphs of the whole run for rare events, which a window of a few steps does not show."""
+    """Graphs of the whole run, for rare events that a window of a few steps does not show."""
     sources = []
     if graphs.primary_is_window and graphs.log is not None and graphs.log.groups:
         sources.append(RareSource(graphs.log, log_lines, RARE_ON_HOST))
@@ -249,9 +256,8 @@ def _facts(
     set_aside: Mapping[str, int],
     hang: HangFacts,
     memory: Memory,
-    works: Mapping[int, WorkersWork],
+    workers_work: Mapping[int, WorkersWork],
 ) -> Facts:
-    """Every group of facts, each built by one call."""
     logs, windows, graph = graphs.logs, graphs.windows, graphs.primary
     cap_bytes = favoured_cap_bytes(context, costs)
     job = job_facts(logs, windows, len(graph.ranks))
@@ -269,7 +275,9 @@ def _facts(
         arrivals=arrival_facts(graph, costs),
         communication=communication_facts(graph, graphs.window, logs, windows, context.message.latency_us),
         buckets=replace(context.reductions, favoured_cap_bytes=cap_bytes),
-        loader=with_workers(loader_facts(logs, windows, asleep_shares(logs)), _of_slowest(logs, works)),
+        loader=with_workers(
+            loader_facts(logs, windows, asleep_shares(logs)), _work_of_slowest_rank(logs, workers_work)
+        ),
         ddp=ddp_facts(logs, windows, context.message.latency_us, context.reductions.syncs_per_step or 1.0),
         gpu=gpu,
         host=host_facts(telemetry, logs, graphs.log or graph, context.cores),

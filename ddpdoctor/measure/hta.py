@@ -1,7 +1,7 @@
-"""Run the analyses of HolisticTraceAnalysis (HTA) on ddpdoctor's columns, without its file parsing.
+"""Run the analyses of HolisticTraceAnalysis (HTA) on ddpdoctor's columns, without HTA's file parsing.
 
-HTA is imported only when :func:`hta_results` or :func:`hta_trace` is called; it comes with the extra
-``ddpdoctor[hta]``. ``docs/hta.md`` compares its numbers with ddpdoctor's.
+HTA is imported only when :func:`hta_results` or :func:`hta_trace` is called. The extra ``ddpdoctor[hta]`` installs it.
+``docs/hta.md`` compares its numbers with ddpdoctor's.
 """
 
 from __future__ import annotations
@@ -28,39 +28,37 @@ Records = list[dict[str, Any]]
 _DISTRIBUTIONS = ("HolisticTraceAnalysis", "traceinsight")
 """Names under which HTA has been published; the module is ``hta`` in both."""
 _KERNEL_GAP = 30
-"""HTA's default for a gap that launching back to back explains. It says ns, but compares it with its own
-times, which are us.
-"""
+"""HTA's default for the longest gap between consecutive kernels. HTA documents it as ns, but compares it with times in us."""
 _SLOW_CALL_US = 50
-"""HTA's default cut-off for calls that take long (``runtime_cutoff``)."""
+"""HTA's default threshold for long calls (``runtime_cutoff``)."""
 _LATE_START_US = 100
-"""HTA's default cut-off for launches that start late (``launch_delay_cutoff``)."""
+"""HTA's default threshold for long launch delays (``launch_delay_cutoff``)."""
 _LONGEST_REASON = 200
-"""Characters of an exception's text that stay a sentence."""
+"""Characters of an exception's text that are kept."""
 
 
 def hta_results(traces: Sequence[RankTrace]) -> dict[str, Any]:
-    """HTA's temporal breakdown, overlap, idle time, queue lengths and kernel launches, as plain data.
+    """Return HTA's temporal breakdown, overlap, idle time, queue lengths and kernel launches as plain data.
 
-    Every analysis is a list of records, one or more for each rank, with units in the names. ``notes`` holds a
-    sentence for each analysis that had no data or failed on some ranks; such ranks have no records there.
+    Each analysis is a list of records, one or more per rank, with units in the names. ``notes`` has a sentence for each
+    analysis that had no data or failed on some ranks; these ranks have no records there.
 
-    Raises DdpDoctorError where HTA is not installed.
+    Raises DdpDoctorError if HTA is not installed.
     """
     _require()
     results: dict[str, Any] = {"library": [_library()]}
     results |= {name: [] for name in _ANALYSES}
     failures: dict[tuple[str, str], list[int]] = {}
     notes: list[str] = []
-    for rank, trace in _numbered(traces, notes):
+    for rank, trace in _with_rank_numbers(traces, notes):
         if not device_work(trace).any():
             why = "the trace has no device events, and HTA uses nothing else"
             failures.setdefault(("", why), []).append(rank)
             continue
-        # One container for each rank: inside of HTA, one rank without data would end the analysis of all.
+        # One container per rank: in HTA, one rank without data makes the analysis of all ranks fail.
         container = hta_trace({rank: trace})
         for name, analysis in _ANALYSES.items():
-            records, reason = _attempt(analysis, container, rank)
+            records, reason = _run_analysis(analysis, container, rank)
             results[name] += records
             if reason:
                 failures.setdefault((name, reason), []).append(rank)
@@ -73,10 +71,10 @@ def hta_results(traces: Sequence[RankTrace]) -> dict[str, Any]:
 
 
 def hta_trace(traces: dict[int, RankTrace]) -> Any:
-    """The columns as HTA's own container, an ``hta.common.trace.Trace`` by rank, ready for its analysers.
+    """Return the columns of all ranks as HTA's container, an ``hta.common.trace.Trace``, for its analysers.
 
-    It holds device work and the runtime calls around it, with times in us from the first such event of the
-    rank; host operators are left out. Raises DdpDoctorError where HTA is not installed.
+    It contains device events and the runtime calls with correlation ids; times are in us from the rank's first such event. Host
+    operators are excluded. Raises DdpDoctorError if HTA is not installed.
     """
     _require()
     with _quiet():
@@ -101,7 +99,7 @@ def _require() -> None:
 
 
 def _library() -> dict[str, Any]:
-    """Under which name HTA is installed, and which version; None where its metadata is not there."""
+    """Name and version of the installed distribution; the version is None if its metadata is missing."""
     for name in _DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return {"name": name, "version": importlib.metadata.version(name)}
@@ -110,7 +108,7 @@ def _library() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """HTA logs to stdout and takes over the root logger when imported; pandas warns of what HTA does."""
+    """Suppress HTA's output: it logs to stdout, changes the root logger when imported, and causes pandas warnings."""
     root, own = logging.getLogger(), logging.getLogger("hta")
     handlers, level = list(root.handlers), root.level
     own.setLevel(logging.CRITICAL)
@@ -124,8 +122,8 @@ def _quiet() -> Iterator[None]:
         own.setLevel(logging.CRITICAL)
 
 
-def _numbered(traces: Sequence[RankTrace], notes: list[str]) -> list[tuple[int, RankTrace]]:
-    """Each trace with its rank; those that have none, or one that is taken, get the next free number."""
+def _with_rank_numbers(traces: Sequence[RankTrace], notes: list[str]) -> list[tuple[int, RankTrace]]:
+    """Each trace with its rank. A trace without a rank, or with a rank that is taken, gets the next free number."""
     known = {trace.meta.rank for trace in traces} - {None}
     taken: set[int] = set()
     result = []
@@ -142,7 +140,7 @@ def _numbered(traces: Sequence[RankTrace], notes: list[str]) -> list[tuple[int, 
 
 
 def _frame(trace: RankTrace, symbols: Any) -> Any:
-    """The table that HTA's analysers read. ``index`` starts at 1, for they take 0 for "no counterpart"."""
+    """The table that HTA's analysers read. ``index`` starts at 1, because 0 means "no counterpart"."""
     import pandas as pd
 
     device = device_work(trace)
@@ -180,9 +178,7 @@ def _symbol_ids(texts: list[str], ids: NDArray[Any], symbols: Any) -> NDArray[np
 
 
 def _counterparts(correlation: NDArray[np.int64], on_device: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """[M] index of the device event's call, or of the call's first device event; 0 where there is none, -1
-    without a correlation.
-    """
+    """[M] index of the device event's call, or of the call's first device event; 0 if there is none, -1 without a correlation id."""
     result = np.minimum(correlation, 0)
     for side in (on_device, ~on_device):
         here, there = np.flatnonzero(side & (correlation >= 0)), np.flatnonzero(~side & (correlation >= 0))
@@ -195,12 +191,12 @@ def _counterparts(correlation: NDArray[np.int64], on_device: NDArray[np.bool_]) 
     return result
 
 
-def _attempt(analysis: Callable[[Any, int], Records], container: Any, rank: int) -> tuple[Records, str]:
-    """(records, reason why there are none or "")."""
+def _run_analysis(analysis: Callable[[Any, int], Records], container: Any, rank: int) -> tuple[Records, str]:
+    """The records, and the reason if there are none (else "")."""
     try:
         with _quiet():
             records = analysis(container, rank)
-    # HTA was not written for such data, and may raise any exception: it becomes the reason.
+    # HTA may raise any exception on data that it does not expect.
     except Exception as error:
         what = " ".join(str(error).split())[:_LONGEST_REASON]
         return [], f"HTA failed with {type(error).__name__}: {what}".rstrip(": ")
@@ -269,7 +265,7 @@ def _queue_length(container: Any, rank: int) -> Records:
 
 
 def _kernel_launches(container: Any, rank: int) -> Records:
-    """A summary of HTA's rows, one for each launch, with the three kinds of outliers that its plots count."""
+    """A summary of HTA's rows (one per launch), with the three kinds of outliers that its plots count."""
     from hta.analyzers.cuda_kernel_analysis import CudaKernelAnalysis
 
     table = CudaKernelAnalysis.cuda_kernel_launch_stats(container, ranks=[rank], visualize=False)[rank]
@@ -281,8 +277,8 @@ def _kernel_launches(container: Any, rank: int) -> Records:
         ("device", "gpu_duration"),
         ("launch_delay", "launch_delay"),
     ):
-        record[f"{name}_median_us"] = _plain(table[column].median())
-        record[f"{name}_p95_us"] = _plain(table[column].quantile(0.95))
+        record[f"{name}_median_us"] = _python_scalar(table[column].median())
+        record[f"{name}_p95_us"] = _python_scalar(table[column].quantile(0.95))
     record["shorter_than_their_call"] = int((table["gpu_duration"] < table["cpu_duration"]).sum())
     record[f"calls_over_{_SLOW_CALL_US}_us"] = int((table["cpu_duration"] > _SLOW_CALL_US).sum())
     record[f"delays_over_{_LATE_START_US}_us"] = int((table["launch_delay"] > _LATE_START_US).sum())
@@ -290,13 +286,13 @@ def _kernel_launches(container: Any, rank: int) -> Records:
 
 
 def _records(table: Any, rank: int, columns: dict[str, str]) -> Records:
-    """Rows of one of HTA's tables; ``columns`` maps ddpdoctor's names, which include the unit, to HTA's."""
+    """Rows of one of HTA's tables. ``columns`` maps ddpdoctor's names (with units) to HTA's."""
     rows = table[list(columns.values())].itertuples(index=False, name=None)
-    return [{"rank": rank} | dict(zip(columns, map(_plain, row), strict=True)) for row in rows]
+    return [{"rank": rank} | dict(zip(columns, map(_python_scalar, row), strict=True)) for row in rows]
 
 
-def _plain(value: Any) -> Any:
-    """A numpy scalar as a Python one, rounded to 3 digits; NaN and infinity as None."""
+def _python_scalar(value: Any) -> Any:
+    """A numpy scalar as a Python one, rounded to 3 decimals; NaN and infinity as None."""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float):
         return round(value, 3) if math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""The gaps between the phases of a training step: waiting for data, forward, backward, optimizer.
+"""Gaps between the phases of a training step: waiting for data, forward, backward, optimizer.
 
-Work in a gap belongs to no phase: a loss, a teacher model, a metric, a rollout. Where one rank does more of it than the others, it is
-additional work, not the same computation that takes longer.
+Work in a gap belongs to no phase: a loss, a teacher model, a metric, a rollout. If one rank does more of it than the others, that is
+additional work, not the same computation taking longer.
 """
 
 from __future__ import annotations
@@ -18,33 +18,34 @@ from ddpdoctor.measure.numerics import EMPTY, Array, Intervals, Ints, place_in, 
 from ddpdoctor.measure.taxonomy import Component
 
 Gap = tuple[Component, Component]
-"""The phases before and after it."""
+"""The phases before and after the gap."""
 
-_WORDS: dict[Component, tuple[str, str]] = {
+_PHASE_NAMES: dict[Component, tuple[str, str]] = {
     Component.DATA: ("the batch", "the next batch"),
     Component.FORWARD: ("the forward pass", "the forward pass"),
     Component.BACKWARD: ("backward()", "backward()"),
     Component.OPTIMIZER: ("optimizer.step()", "optimizer.step()"),
 }
-"""Name of a phase before a gap, and after one."""
+"""Name of a phase that precedes a gap, and of a phase that follows one."""
 
 
 def gap_component(gap: Gap) -> Component:
-    """Component of operators in a gap: ``loss`` where a step needs some to continue, else ``outside``."""
-    before, behind = gap
-    needed = before is Component.FORWARD or behind in (Component.BACKWARD, Component.OPTIMIZER)
+    """Return the component of operators in a gap: ``loss`` if a step needs some to continue (after the forward pass, or before
+    the backward pass or optimizer), else ``outside``."""
+    before, after = gap
+    needed = before is Component.FORWARD or after in (Component.BACKWARD, Component.OPTIMIZER)
     return Component.LOSS if needed else Component.OUTSIDE
 
 
-def word_of(phase: Component) -> str:
-    """Name of a phase: ``the forward pass``."""
-    return _WORDS[phase][0]
+def phase_name(phase: Component) -> str:
+    """Return the name of a phase: ``the forward pass``."""
+    return _PHASE_NAMES[phase][0]
 
 
-def words_of(gap: Gap) -> str:
-    """The gap in words: ``between optimizer.step() and the next batch``."""
-    before, behind = gap
-    return f"between {_WORDS[before][0]} and {_WORDS[behind][1]}"
+def gap_description(gap: Gap) -> str:
+    """Return a description of the gap: ``between optimizer.step() and the next batch``."""
+    before, after = gap
+    return f"between {_PHASE_NAMES[before][0]} and {_PHASE_NAMES[after][1]}"
 
 
 class Gaps(msgspec.Struct, frozen=True):
@@ -53,39 +54,39 @@ class Gaps(msgspec.Struct, frozen=True):
     times: Intervals
     """Disjoint."""
     kind: Ints
-    """[N] place in ``kinds``."""
+    """[N] index in ``kinds``."""
     kinds: tuple[Gap, ...]
 
     def shifted(self, by_ns: int) -> Gaps:
-        """The gaps, later by ``by_ns``."""
+        """Return the gaps moved later by ``by_ns``."""
         return replace(self, times=(self.times[0] + by_ns, self.times[1] + by_ns))
 
     def at(self, moments: NDArray[Any]) -> Ints:
-        """[M] which gap each moment lies in; -1 in none."""
+        """[M] index of the gap that contains each moment; -1 if none does."""
         return place_in(self.times, moments)
 
     def kind_at(self, moments: NDArray[Any]) -> Ints:
-        """[M] place in ``kinds`` of the gap in which each moment lies; -1 in none."""
+        """[M] index in ``kinds`` of the gap that contains each moment; -1 if none does."""
         at = self.at(moments)
         kinds: Ints = np.where(at >= 0, self.kind[at], -1) if len(self.kind) else at
         return kinds
 
     def of(self, component: Component) -> Intervals:
-        """The gaps whose operators are of this component."""
-        return self.among([gap for gap in self.kinds if gap_component(gap) is component])
+        """Return the gaps whose operators belong to this component."""
+        return self.of_kinds([gap for gap in self.kinds if gap_component(gap) is component])
 
-    def among(self, gaps: list[Gap]) -> Intervals:
-        """The gaps of these kinds."""
+    def of_kinds(self, gaps: list[Gap]) -> Intervals:
+        """Return the gaps of these kinds."""
         chosen = np.isin(self.kind, [place for place, gap in enumerate(self.kinds) if gap in gaps])
         return self.times[0][chosen], self.times[1][chosen]
 
 
 NO_GAPS = Gaps(EMPTY, np.empty(0, np.int64), ())
-"""The gaps of a rank whose phases were not all marked: unknown."""
+"""Gaps of a rank for which not all phases were marked, so that its gaps are unknown."""
 
 
 def gaps_between(phases: Mapping[Component, Intervals]) -> Gaps:
-    """The gaps between these phases, which may overlap; none where no forward, no backward or no optimizer is marked."""
+    """Return the gaps between these phases, which may overlap; none if forward, backward or optimizer is not marked at all."""
     needed = (Component.FORWARD, Component.BACKWARD, Component.OPTIMIZER)
     if not all(len(phases.get(component, EMPTY)[0]) for component in needed):
         return NO_GAPS
@@ -104,14 +105,14 @@ def gaps_between(phases: Mapping[Component, Intervals]) -> Gaps:
     return Gaps(
         (reach[at], starts[at + 1]),
         np.array([number[pair] for pair in pairs], np.int64),
-        tuple((names[before], names[behind]) for before, behind in kinds),
+        tuple((names[before], names[after]) for before, after in kinds),
     )
 
 
 def by_gap(
     gaps: Gaps, moments: NDArray[Any], starts: NDArray[Any], ends: NDArray[Any]
 ) -> dict[Gap, Intervals]:
-    """Intervals by the gap in which each began, at its moment in ``moments``."""
+    """Return the intervals by the kind of gap that contains each one's moment in ``moments``."""
     kind = gaps.kind_at(moments)
     return {
         gap: union(starts[kind == place], ends[kind == place])

@@ -1,4 +1,4 @@
-"""What reports draw: summaries per rank, series over time, one step's timeline, bandwidth by size."""
+"""Data for charts and tables of reports: summaries per rank, series over time, one step's timeline, bandwidth by size."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from .places import CodeLine
 
 
 class Speaker(msgspec.Struct, frozen=True):
-    """The primary recording: the one that causes are measured by."""
+    """The primary recording, from which causes are measured."""
 
     recording: str
-    """"host-log" (the step logs), "device-log" (the step logs in the devices' own time) or "window" (the profiled steps)."""
+    """"host-log" (the step logs), "device-log" (the step logs in device time) or "window" (the profiled steps)."""
     why: str
-    """A sentence."""
+    """The reason, as a sentence."""
 
 
 class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Peak memory of one rank while it was recorded; null where that is unknown."""
+    """Peak memory of one rank while it was recorded; null if unknown."""
 
     process_bytes: float | None = None
-    """Of its own process, without pages of files."""
+    """Memory of its own process, without file pages."""
     workers_bytes: float | None = None
-    """Of its child processes together; what forked ones share counts for each."""
+    """Memory of its child processes together. Memory shared by forked processes counts for each."""
     grows_bytes_per_hour: float | None = None
-    """Growth of its process throughout the run; null where it does not grow, or was watched for too short a time."""
+    """Growth of its process throughout the run; null if it does not grow, or was observed for too short a time."""
     allocated_peak_bytes: float | None = None
     """Tensors on its device."""
     reserved_peak_bytes: float | None = None
-    """What PyTorch's allocator reserved on its device."""
+    """Memory that PyTorch's allocator reserved on its device."""
     device_total_bytes: float | None = None
     phase_peak_bytes: dict[str, float] = {}
-    """Peak memory of tensors on the device by phase of a step, from samples at random moments."""
+    """Peak memory of tensors on the device by phase of a step, from samples at random times."""
 
 
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,36 +43,37 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float | None = None
     """Mean step time."""
     breakdown_ms: dict[str, float] = {}
-    """Mean milliseconds per step and part; adds up to ``step_ms``."""
+    """Mean milliseconds per step, by part; adds up to ``step_ms``."""
     late_ms: float | None = None
-    """Mean lateness at synchronisation points per step, relative to the median rank (of two ranks: to the other one)."""
+    """Lateness relative to the median rank (with two ranks: the other one), summed over a step's synchronisations; mean per step."""
     caused_wait_ms: float | None = None
-    """By how much it was the last to arrive, ahead of the second last, summed over a step's synchronisations; mean per step."""
+    """Time from the second-last arrival to its own, if it arrives last, summed over a step's synchronisations; mean per step."""
     memory: RankMemory | None = None
 
 
 class WindowCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What ddpdoctor's profiler window cost the job, once. Step times exclude it where there are enough other steps."""
+    """The one-time cost of ddpdoctor's profiler window. Step times exclude these steps if there are enough others."""
 
     first: int
-    """The first and the last step inside."""
+    """First step in the window."""
     last: int
+    """Last step in the window."""
     step_ms: float
-    """Median of those steps, without the one that opened the window."""
+    """Median of these steps, without the one that opened the window."""
     extra_ms: float
-    """Extra time of these steps and of those in which the window was opened, closed and saved, compared with as many usual ones."""
+    """Extra time of these steps and of those that opened, closed and saved the window, relative to the usual step time."""
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
     """Step times over time, thinned to at most a few hundred points."""
 
     steps: list[int] = []
-    """Step number of each point (first of the group where several steps are one point)."""
+    """Step number of each point (the first one, if several steps are one point)."""
     ranks: list[int] = []
     step_ms: list[list[float | None]] = []
     """One list per rank in ``ranks``."""
     late_ms: list[list[float | None]] = []
-    """Lateness of each rank against the median rank, the same shape."""
+    """Lateness of each rank relative to the median rank; same shape."""
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -80,7 +81,7 @@ class Span(msgspec.Struct, frozen=True):
 
     rank: int
     lane: str
-    """"host", "compute", "communication"."""
+    """"host", "compute" or "communication"."""
     kind: str
     """A part of the breakdown, or "forward", "backward", "optimizer"."""
     name: str
@@ -89,7 +90,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One typical step over all (or a choice of) ranks, on the common clock."""
+    """One typical step of all (or some) ranks, on the common clock."""
 
     step: int
     spans: list[Span] = []
@@ -100,19 +101,19 @@ class FlameFrame(msgspec.Struct, frozen=True):
     """A frame of a flame graph: a line of code below its callers."""
 
     place: int
-    """In the graph's ``places``."""
+    """Index in the graph's ``places``."""
     depth: int
-    """Frames above it."""
+    """Number of its callers."""
     start_ms: float
-    """Where it begins along the width: not when."""
+    """Horizontal position of its left edge; not a point in time."""
     ms: float
-    """Time per step in it and in what it calls."""
+    """Time per step in it and in its callees."""
     beyond_ms: float | None = None
     """Difference to the same frame of the graph it is compared with; null in that graph."""
 
 
 class Flame(msgspec.Struct, frozen=True, kw_only=True):
-    """The stack samples of some steps of one rank, the widest frames of them."""
+    """The widest frames of the stack samples of some steps of one rank."""
 
     rank: int
     which: str
@@ -120,15 +121,15 @@ class Flame(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     samples: int
     mean_ms: float
-    """Mean length of those steps, which is the whole width."""
+    """Mean length of those steps: the full width of the graph."""
     against: str | None = None
-    """The graph its frames are compared with: rank and steps."""
+    """The graph that it is compared with: rank and steps."""
     places: list[CodeLine] = []
     frames: list[FlameFrame] = []
 
 
 class BandwidthPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Collectives of one operation and size class, in process groups with the same numbers of ranks and hosts."""
+    """Collectives of one operation and size class, in process groups with the same number of ranks and of hosts."""
 
     operation: str
     bytes: float
@@ -137,16 +138,16 @@ class BandwidthPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Median transfer."""
     bus_gb_per_s: float
     ranks: int = 0
-    """In the process group; 0 in diagnoses of older versions."""
+    """Ranks in the process group; 0 in diagnoses of older versions."""
     hosts: int = 0
-    """On which its ranks are; likewise."""
+    """Hosts of these ranks; 0 in diagnoses of older versions."""
 
 
 class TelemetrySeries(msgspec.Struct, frozen=True, kw_only=True):
     """One measured quantity over time, thinned."""
 
     source: str
-    """Host or "host GPU 0"."""
+    """The host name; for a GPU or a rank such as "host GPU 0" or "host rank 3"."""
     field: str
     unit: str
     t_s: list[float] = []
@@ -155,7 +156,7 @@ class TelemetrySeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that reports draw, by its names in a diagnosis."""
+    """All data that reports draw. The field names are those in a diagnosis."""
 
     speaker: Speaker | None = None
     window: WindowCost | None = None

@@ -221,7 +221,11 @@ def place(where: CodeLine) -> Place:
     callers = [place(caller) for caller in where.callers]
     if where.process:
         callers.append(Place(where.process, where.process, "", ""))
-    inside = "" if where.inside is None else f"{place(where.inside).short} {where.inside.function}".rstrip()
+    inside = (
+        ""
+        if where.inside is None or where.follows
+        else f"{place(where.inside).short} {where.inside.function}".rstrip()
+    )
     samples = "" if where.samples is None else words.count(where.samples, "sample")
     return Place(
         short,
@@ -234,7 +238,11 @@ def place(where: CodeLine) -> Place:
         else "",
         [TextLine(number, text, number == where.line) for number, text in lines],
         where.text_missing or "",
-        f"{samples}, mostly in {inside}" if samples and inside else samples,
+        f"{samples} just before this line"
+        if where.follows
+        else f"{samples}, mostly in {inside}"
+        if samples and inside
+        else samples,
         inside,
     )
 

@@ -242,7 +242,9 @@ def _utc_time(nanoseconds: int | None) -> str:
 
 def project_root(diagnosis: Diagnosis) -> str | None:
     """The deepest folder that contains all of the user's source files in ``diagnosis``; None if it is / or no path is absolute."""
-    files = [place.file for finding in diagnosis.findings for where in finding.where for place in where.way]
+    files = [
+        place.file for finding in diagnosis.findings for where in finding.where for place in where.call_path
+    ]
     files += [word for word in diagnosis.job.command if word.endswith(".py")]
     folders = [
         name.rpartition("/")[0] or os.sep

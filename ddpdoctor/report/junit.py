@@ -53,7 +53,7 @@ def _text(finding: Finding, all_ranks: str) -> str:
         finding.title,
         f"{words.rank_names(finding.ranks, all_ranks)}, {cost}",
         *(
-            " ← ".join(f"{one.file}:{one.line} in {one.function}" for one in where.way)
+            " ← ".join(f"{one.file}:{one.line} in {one.function}" for one in where.call_path)
             for where in finding.where
         ),
         *(f"{words.fix_label(fix)}: {fix.title}" for fix in finding.fixes),

@@ -118,7 +118,7 @@ def _flow(where: Where, repository: _Repository) -> dict[str, Any]:
             {
                 "locations": [
                     {"location": _location(line, repository), "nestingLevel": level}
-                    for level, line in enumerate(reversed(where.way))
+                    for level, line in enumerate(reversed(where.call_path))
                 ]
             }
         ]

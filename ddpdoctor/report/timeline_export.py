@@ -382,7 +382,7 @@ def finding_tracks(
             "ranks": words.rank_names(finding.ranks, all_ranks),
             "costs_ms_per_step": finding.costs_ms_per_step,
             "where": [
-                " ← ".join(f"{one.file}:{one.line} {one.function}" for one in where.way)
+                " ← ".join(f"{one.file}:{one.line} {one.function}" for one in where.call_path)
                 for where in finding.where
             ],
             "explanation": " ".join(finding.explanation.split()),

@@ -17,7 +17,7 @@ from .recording import MOST_FRAMES, Operation, Recording, place_of
 
 
 class Activity(msgspec.Struct, frozen=True):
-    """What a rank does: a word for rules, and a phrase that continues ``rank 3 ...``."""
+    """Activity of a rank: a name for rules, and a phrase that continues ``rank 3 ...``."""
 
     name: str
     says: str
@@ -54,7 +54,7 @@ _WAITS_IN = (
     (re.compile(r"^(?:pipe_|anon_pipe|wait_for_partner|fifo_open|do_wait|kernel_wait|wait4)"), _PIPE),
     (re.compile(r"sk_wait|tcp_|inet_|unix_stream|wait_woken|skb_"), _NETWORK),
 )
-"""Functions of the kernel in which a thread waits, as ``/proc/<pid>/wchan`` names them."""
+"""Kernel functions in which a thread waits, from ``/proc/<pid>/wchan``."""
 _FILES = (
     (
         re.compile(
@@ -71,7 +71,7 @@ _READS = re.compile(r"^(?:0|1|2|17|18|19|20|74|75|257|267) ")
 """System calls on files: read, write, open, pread, pwrite, readv, writev, fsync, fdatasync, openat, readlinkat (x86-64)."""
 
 
-def _seen_doing(each: RankEvidence) -> Activity | None:
+def _observed_activity(each: RankEvidence) -> Activity | None:
     process = each.process
     state, waits_in = str(process.get("state") or ""), str(process.get("wchan") or "")
     if state.startswith(("T", "t")):
@@ -81,9 +81,9 @@ def _seen_doing(each: RankEvidence) -> Activity | None:
         return _BY_PHASE[known]
     if state.startswith("D"):
         return _STORAGE
-    if each.keeps_lock:
+    if each.holds_gil:
         return _NATIVE
-    waiting = _waiting(each.stack, waits_in, str(process.get("syscall") or ""))
+    waiting = _wait_activity(each.stack, waits_in, str(process.get("syscall") or ""))
     if waiting is not None:
         return waiting
     if known is Phase.EVALUATION:
@@ -91,7 +91,7 @@ def _seen_doing(each: RankEvidence) -> Activity | None:
     return _LOOP if each.computes or (state.startswith("R") and known in (None, Phase.OTHER)) else None
 
 
-def _waiting(stack: Sequence[CodeLine], waits_in: str, syscall: str) -> Activity | None:
+def _wait_activity(stack: Sequence[CodeLine], waits_in: str, syscall: str) -> Activity | None:
     innermost = stack[0] if stack else None
     if innermost is not None:
         named = next((does for files, does in _FILES if files.search(innermost.file)), None)
@@ -107,7 +107,7 @@ def _waiting(stack: Sequence[CodeLine], waits_in: str, syscall: str) -> Activity
 
 def activity(each: RankEvidence) -> Activity | None:
     """The activity of a rank, from /proc, its phase and its stack; None if unknown."""
-    found = _seen_doing(each)
+    found = _observed_activity(each)
     if each.joined or each.waits:
         return found
     says = "has not called init_process_group"
@@ -116,8 +116,8 @@ def activity(each: RankEvidence) -> Activity | None:
     )
 
 
-def last_at(each: RankEvidence) -> Where | None:
-    """The rank's position, else the line of its last known collective."""
+def last_line(each: RankEvidence) -> Where | None:
+    """The rank's position, or else the line of its last known collective."""
     if each.where is None and each.open_call is not None:
         return each.open_call.where
     if each.where is not None or each.recording is None:
@@ -129,8 +129,8 @@ def last_at(each: RankEvidence) -> Where | None:
 def standing_of(
     each: RankEvidence, guilty: Iterable[int], run: RunEvidence, stop: StopFacts | None = None
 ) -> Standing:
-    """The rank's row in the table of positions; ``stop`` is the reason that the report names first."""
-    does = activity(each) if run.stood(each) else None
+    """The rank's row in the table of positions. ``stop``: the first cause in the report."""
+    does = activity(each) if run.existed_in_hang(each) else None
     return Standing(
         rank=each.rank,
         host=each.host,
@@ -138,16 +138,16 @@ def standing_of(
         step=each.step,
         phase=phase_words(each.phase),
         collective=_collective(each, stop),
-        state=_state(each, does, each.rank in guilty, run.stood(each)),
-        since_s=_stood_s(each, run),
-        where=last_at(each) or (each.sampled if run.asked is not None and not run.hangs else None),
+        state=_state(each, does, each.rank in guilty, run.existed_in_hang(each)),
+        since_s=_time_in_step_s(each, run),
+        where=last_line(each) or (each.sampled if run.end_request is not None and not run.hangs else None),
         stack=list(each.stack[:MOST_FRAMES]),
     )
 
 
-def _stood_s(each: RankEvidence, run: RunEvidence) -> float | None:
-    """Seconds that it has been in its step; None if the job did not hang."""
-    if not run.stood(each):
+def _time_in_step_s(each: RankEvidence, run: RunEvidence) -> float | None:
+    """Seconds spent in its current step; None if the job did not hang."""
+    if not run.existed_in_hang(each):
         return None
     looked_ns = run.looked_ns or each.seen_ns
     if looked_ns and each.step_since_ns and looked_ns > each.step_since_ns:
@@ -163,9 +163,9 @@ def _state(each: RankEvidence, does: Activity | None, guilty: bool, stood: bool)
     if each.waits and stood:
         return "waits for other ranks"
     if each.signal is not None:
-        return f"{_before_joining(each)}ended by {signal_name(each.signal)}"
+        return f"{_joining_text(each)}ended by {signal_name(each.signal)}"
     if not each.joined and each.is_gone and each.code is None:
-        return f"{_before_joining(each)}ended"
+        return f"{_joining_text(each)}ended"
     if each.is_gone and each.code is not None:
         return f"ended with exit code {each.code}"
     if each.in_order:
@@ -179,33 +179,33 @@ def _state(each: RankEvidence, does: Activity | None, guilty: bool, stood: bool)
     return "has nothing pending" if recording.is_listed else None
 
 
-def _before_joining(each: RankEvidence) -> str:
-    """For a rank that had not joined its process group, how far it had come; else ""."""
+def _joining_text(each: RankEvidence) -> str:
+    """Progress of a rank that had not joined its process group; "" for other ranks."""
     if each.joined:
         return ""
     return f"{'waited in' if each.waits else 'had not called'} init_process_group, "
 
 
 def _collective(each: RankEvidence, stop: StopFacts | None) -> str | None:
-    """The collective in which it waits, else the first unfinished one, else the last one."""
+    """The collective in which it waits, or else its first unfinished one, or else its last one."""
     recording = each.recording
     if recording is not None:
         pending = recording.pending
         if pending:
-            ours = (o for o in pending if stop and each.rank in stop.waiting_ranks and _is_of(o, stop))
-            return _named(next(ours, pending[0]))
+            ours = (o for o in pending if stop and each.rank in stop.waiting_ranks and _matches(o, stop))
+            return _operation_text(next(ours, pending[0]))
         issued = max(
             (*recording.operations[-1:], *recording.messages[-1:]), key=lambda o: o.order, default=None
         )
         if issued is not None:
-            return f"{_named(issued)}, finished"
+            return f"{_operation_text(issued)}, finished"
     called = each.calls[-1] if each.calls else None
     if called is not None and called.turn is not None:
         return f"{called.words}, call {called.turn}"
-    return None if recording is None else _counted(recording, stop)
+    return None if recording is None else _last_sequence_text(recording, stop)
 
 
-def _is_of(operation: Operation, stop: StopFacts) -> bool:
+def _matches(operation: Operation, stop: StopFacts) -> bool:
     return (operation.name, operation.sequence, operation.group.words) == (
         stop.collective,
         stop.sequence,
@@ -213,8 +213,8 @@ def _is_of(operation: Operation, stop: StopFacts) -> bool:
     )
 
 
-def _counted(recording: Recording, stop: StopFacts | None) -> str | None:
-    """What a rank issued last in the group of ``stop``, where its recording has the number alone."""
+def _last_sequence_text(recording: Recording, stop: StopFacts | None) -> str | None:
+    """The rank's last sequence number in the group of ``stop``, for a recording that has only numbers."""
     counts = {group.words: count for group, count in recording.enqueued.items()}
     count = counts.get(stop.group) if stop and stop.group else None
     if not count or not stop:
@@ -222,8 +222,8 @@ def _counted(recording: Recording, stop: StopFacts | None) -> str | None:
     return f"sequence number {count} of {stop.group}{', finished' if recording.is_listed else ''}"
 
 
-def _named(operation: Operation) -> str:
-    """An operation with its group, and its number or the other rank."""
+def _operation_text(operation: Operation) -> str:
+    """An operation with its group, and its sequence number or the other rank."""
     pair, members = operation.pair, operation.group.members
     if pair is None:
         return f"{operation.name} with sequence number {operation.sequence} of {operation.group.words}"

@@ -1,4 +1,4 @@
-"""How each attempt of a run ended, with the same analysis as the end of a job."""
+"""Determines how each attempt of a run ended, with the same analysis as for the end of a job."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class AttemptEnd(msgspec.Struct, frozen=True):
     """The end of an attempt."""
 
     cause: StopFacts | None
-    """What ended it; None if no rank failed, or nothing shows which."""
+    """Cause of the end; None if no rank failed or the failed rank is unknown."""
     how: str
-    """The same in words: "rank 1 raised RuntimeError: ..."; "ended in order"; "" if unknown."""
+    """The end in words: "rank 1 raised RuntimeError: ..."; "ended in order"; "" if unknown."""
     failed_ns: int | None
-    """When the first rank had failed, or had begun the step in which it hung, epoch ns of its host; None if none did."""
+    """When the first rank failed, or began the step in which it hung, epoch ns of its host; None if none did."""
     ended_ns: int | None
-    """When the last of its ranks had ended; None if that was not seen."""
+    """When the last of its ranks had ended; None if unknown."""
 
 
 def attempt_end(
@@ -36,12 +36,12 @@ def attempt_end(
     logs: Sequence[RankLog],
     stops: Mapping[str, Stops] | None = None,
 ) -> AttemptEnd:
-    """The end of an ``attempt`` that another one follows. ``logs`` are its own; ``stops``: see :func:`.evidence_of`."""
+    """The end of an ``attempt`` that is followed by another one. ``logs``: its own; ``stops``: see :func:`.evidence_of`."""
     seen = evidence_of(runs, logs, [], records=attempt.ranks, stops=stops)
     ranks = seen.ranks.values()
     has_failed = any(each.raised or each.signal or each.code for each in ranks)
     job = JobEnd(over=True, complete=True, code=1 if has_failed else 0)
-    facts = of_run(msgspec.structs.replace(seen, job=job, asked=None, hangs=False, killed=False)).facts
+    facts = of_run(msgspec.structs.replace(seen, job=job, end_request=None, hangs=False, killed=False)).facts
     found = ((name, getattr(facts, name)) for name in facts.__struct_fields__)
     name, cause = next(((name, each) for name, each in found if isinstance(each, StopFacts)), ("", None))
     # A launcher ends its ranks when others join or leave.
@@ -68,7 +68,7 @@ _HUNG = {
     "uneven": "had no batches left while the others went on",
     "different": "called a different collective than the others",
 }
-"""What ended an attempt that hung until a timeout, by the name of the fact, where the fact does not say it."""
+"""By name of the fact, the end of an attempt that hung until a timeout; used if the fact has no text of its own."""
 
 
 def _in_words(name: str, cause: StopFacts) -> str:

@@ -1,4 +1,4 @@
-"""Compares the ranks' call logs: where ranks left the common order of a process group, and which call was due."""
+"""Compares the ranks' call logs: the first difference in a process group, and the call that was due there."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ddpdoctor.rundir.stepevents import Phase, groups_with_open
 from .recording import GroupKey
 
 GRADIENTS = "all_reduce of gradients"
-_OWN = {EventKind.BACKWARD.value: GRADIENTS, EventKind.BROADCAST.value: "broadcast of buffers"}
-"""Collectives that DDP issues itself, by the kind of event."""
-_INPUTS_ALIKE = frozenset(
+_DDP_COLLECTIVES = {EventKind.BACKWARD.value: GRADIENTS, EventKind.BROADCAST.value: "broadcast of buffers"}
+"""Kind of event → collective that DDP issues itself."""
+_EQUAL_INPUTS = frozenset(
     [
         "all_reduce",
         "all_reduce_coalesced",
@@ -39,10 +39,10 @@ _MESSAGES = frozenset(
 _BACKWARD_FILES = ("/torch/autograd/graph.py", "/torch/autograd/__init__.py")
 
 _Key = tuple[str, str, float | None]
-"""(Group, function, bytes), which must be the same on all ranks."""
+"""(group, function, bytes), which must be equal on all ranks."""
 _Line = tuple[str, int] | None
-Placed = tuple[_Key, _Line]
-"""The key, and the calling line."""
+PlacedKey = tuple[_Key, _Line]
+"""The key and the calling line."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class Call(msgspec.Struct, frozen=True):
     dtype: str | None = None
     members: tuple[int, ...] | None = None
     """Ranks of the group; None if unknown."""
-    is_own: bool = False
+    is_by_ddp: bool = False
     """Whether DDP issued it."""
 
     @property
@@ -70,8 +70,8 @@ class Call(msgspec.Struct, frozen=True):
         return self.group, self.operation, self.size_bytes
 
     @property
-    def placed(self) -> Placed:
-        """The key, and the calling line."""
+    def placed_key(self) -> PlacedKey:
+        """The key and the calling line."""
         return self.key, None if self.where is None else (self.where.file, self.where.line)
 
     @property
@@ -85,14 +85,14 @@ class Call(msgspec.Struct, frozen=True):
 def calls_of(
     rows: Sequence[Mapping[str, Any]], log: RankLog | None, groups: Mapping[str, GroupKey]
 ) -> tuple[Call, ...]:
-    """Calls in ``calls.jsonl``, in order. ``groups``: the rank's known groups by name."""
-    found = (_called(row, {} if log is None else log.where, groups) for row in rows)
+    """The calls in ``calls.jsonl``, in order. ``groups``: the rank's known groups by name."""
+    found = (_call_from_row(row, {} if log is None else log.where, groups) for row in rows)
     return tuple(call for call in found if call is not None)
 
 
-def with_open_ones(calls: Sequence[Call], groups: object) -> tuple[Call, ...]:
-    """``calls``, of which the last one in a group has not returned if the group has an open collective: on a device, a call returns once
-    it is enqueued, and collectives of a group are completed in order. ``groups``: as the rank reports them."""
+def with_open_calls(calls: Sequence[Call], groups: object) -> tuple[Call, ...]:
+    """``calls``, with the last one of each group marked as not returned if the group has an open collective: on a device, a call returns
+    once it is enqueued, and collectives of a group are completed in order. ``groups``: as reported by the rank."""
     last = {call.group: number for number, call in enumerate(calls)}
     open_ones = {last.get(name) for name in groups_with_open(groups)}
     return tuple(
@@ -101,10 +101,10 @@ def with_open_ones(calls: Sequence[Call], groups: object) -> tuple[Call, ...]:
     )
 
 
-def _called(
+def _call_from_row(
     row: Mapping[str, Any], places: Mapping[int, Where], groups: Mapping[str, GroupKey]
 ) -> Call | None:
-    own = _OWN.get(str(row.get(EventField.KIND.value)))
+    own = _DDP_COLLECTIVES.get(str(row.get(EventField.KIND.value)))
     operation = own or str(row.get(EventField.OPERATION.value) or "")
     if operation in _MESSAGES or not operation:
         return None
@@ -113,7 +113,7 @@ def _called(
     return Call(
         operation,
         group,
-        row.get(EventField.MESSAGE_BYTES.value) if operation in _INPUTS_ALIKE else None,
+        row.get(EventField.MESSAGE_BYTES.value) if operation in _EQUAL_INPUTS else None,
         places.get(row.get(EventField.WHERE.value, -1)),
         row.get(CallField.OPEN.value) == 0,
         step=row.get(LineField.STEP.value),
@@ -121,7 +121,7 @@ def _called(
         before=tuple(turn for turn in before if turn),
         dtype=row.get(CallField.DTYPE.value),
         members=groups[group].members if group in groups else None,
-        is_own=own is not None,
+        is_by_ddp=own is not None,
     )
 
 
@@ -134,34 +134,34 @@ Label = TypeVar("Label", bound=Hashable)
 
 
 class _Turn(Enum):
-    """Whether a collective is due at a number, by the numbers at which it was called before."""
+    """Whether a collective is due at a number, judged by its earlier numbers."""
 
     DUE = "due"
-    """It recurred mostly at this distance."""
+    """It mostly recurred at this distance."""
     OUT = "out"
-    """At this distance something else came mostly."""
+    """At this distance, another collective mostly came."""
     NEVER = "never"
     """It was never called before."""
     UNKNOWN = "unknown"
 
 
 def due(before: Mapping[Label, Collection[int]], number: int) -> Label | None:
-    """Of the collectives that ranks called as ``number`` of their group, the one that is due by the group's past; None if undecided.
-    ``before``: the lower numbers at which each was called.
+    """The collective that is due as ``number`` of the group, among those that ranks called; None if undecided. ``before``: the lower
+    numbers at which each was called.
 
-    The collective with the larger distance to its last call decides: one that comes every twentieth time is due at its twentieth,
-    though another comes at most numbers.
+    The collective with the largest distance to its last call decides: one that comes at every twentieth number is due there,
+    although another one comes at most numbers.
     """
     past = {label: sorted(each for each in numbers if each < number) for label, numbers in before.items()}
     turns = {label: _turn(numbers, number) for label, numbers in past.items()}
     open_ones = [label for label, turn in turns.items() if turn in (_Turn.DUE, _Turn.UNKNOWN)]
     if not open_ones:
         return None
-    far = {label: number - past[label][-1] for label in open_ones}
-    farthest = [label for label in open_ones if far[label] == max(far.values())]
+    distances = {label: number - past[label][-1] for label in open_ones}
+    farthest = [label for label in open_ones if distances[label] == max(distances.values())]
     if len(farthest) > 1:
         return None
-    # One call before, as DDP's own at its construction, and another collective that is new: that shows no order.
+    # A single earlier call (as DDP's own at its construction) and a new collective show no order.
     shown = len(past[farthest[0]]) > 1 or _Turn.NEVER not in turns.values()
     alone = len(open_ones) == 1 and len(turns) > 1 and shown
     return farthest[0] if alone or turns[farthest[0]] is _Turn.DUE else None
@@ -178,34 +178,34 @@ def _turn(past: Sequence[int], number: int) -> _Turn:
     return _Turn.DUE if came > passed else _Turn.OUT
 
 
-_NEAR = 8
-"""How far before the first difference in key a call from another line, with the same function and size, counts as its origin."""
+_MAX_ORIGIN_DISTANCE = 8
+"""A difference in calling lines (same function and size) at most this many calls before the first different key is its origin."""
 _MOST_STEPS_APART = 1
-"""Most steps between calls that belong together: a rank that skips a step's last call is in the next step."""
+"""Most steps between calls that belong together: a rank that skips the last call of a step is in the next step."""
 
 _Turns = Mapping[int, Mapping[int, Call]]
-"""By rank, its calls by number."""
+"""Rank → its calls by number."""
 
 
-class Parting(msgspec.Struct, frozen=True):
+class CallDifference(msgspec.Struct, frozen=True):
     """The first difference in a group."""
 
     turn: int
     by_rank: dict[int, Call]
-    """The call of this number by rank, of the ranks that reached it."""
+    """The call with this number by rank, for the ranks that reached it."""
     odd: tuple[int, ...]
-    """Ranks that left the order; all if undecided."""
+    """Ranks that left the order; all ranks if undecided."""
 
     @property
     def is_decided(self) -> bool:
         return len(self.odd) < len(self.by_rank)
 
 
-def parting(calls: Mapping[int, Sequence[Call]]) -> Parting | None:
+def first_call_difference(calls: Mapping[int, Sequence[Call]]) -> CallDifference | None:
     """The first difference in the ranks' call logs; None if they show none.
 
-    Numbers are compared only if ranks agree on earlier calls of the same numbers, in the same steps: a rank that calls ``backward`` more
-    often has other numbers.
+    Numbers are compared only if the ranks agree on earlier calls of the same numbers, in the same steps: a rank that calls ``backward``
+    more often has other numbers.
     """
     groups = {(call.group, call.members) for each in calls.values() for call in each if call.turn}
     for group in sorted(groups, key=str):
@@ -219,78 +219,82 @@ def parting(calls: Mapping[int, Sequence[Call]]) -> Parting | None:
     return None
 
 
-def _first(turns: _Turns) -> Parting | None:
+def _first(turns: _Turns) -> CallDifference | None:
     held = Counter(turn for each in turns.values() for turn in each)
     agreed: list[dict[int, Call]] = []
     for turn in sorted(turn for turn, ranks in held.items() if ranks > 1):
-        there = {rank: each[turn] for rank, each in turns.items() if turn in each}
-        if len({call.key for call in there.values()}) > 1 or _of_other_models(there):
-            return _judged(turn, there, agreed, turns)
-        if _steps_apart(there):
+        by_rank = {rank: each[turn] for rank, each in turns.items() if turn in each}
+        if len({call.key for call in by_rank.values()}) > 1 or _are_of_different_models(by_rank):
+            return _difference_at(turn, by_rank, agreed, turns)
+        if _steps_apart(by_rank):
             return None
-        agreed.append(there)
+        agreed.append(by_rank)
     return None
 
 
-def _of_other_models(there: Mapping[int, Call]) -> bool:
-    """Whether ranks are in backward passes or broadcasts at different lines: the sizes of DDP's own collectives are not recorded."""
-    open_ones = any(not call.returned for call in there.values())
+def _are_of_different_models(by_rank: Mapping[int, Call]) -> bool:
+    """Whether ranks are in backward passes or broadcasts at different lines. The sizes of DDP's own collectives are not recorded."""
+    open_ones = any(not call.returned for call in by_rank.values())
     return (
         open_ones
-        and all(call.is_own for call in there.values())
-        and len({c.placed for c in there.values()}) > 1
+        and all(call.is_by_ddp for call in by_rank.values())
+        and len({c.placed_key for c in by_rank.values()}) > 1
     )
 
 
-def _judged(
-    turn: int, there: dict[int, Call], agreed: Sequence[dict[int, Call]], turns: _Turns
-) -> Parting | None:
-    ends_there = any(
+def _difference_at(
+    turn: int, by_rank: dict[int, Call], agreed: Sequence[dict[int, Call]], turns: _Turns
+) -> CallDifference | None:
+    is_open_after = any(
         not call.returned for each in turns.values() for number, call in each.items() if number >= turn
     )
-    if not ends_there or not (agreed or turn == 1) or _steps_apart(there) > _MOST_STEPS_APART:
+    if not is_open_after or not (agreed or turn == 1) or _steps_apart(by_rank) > _MOST_STEPS_APART:
         return None
-    unnoticed = _unnoticed(turn, agreed, turns)
-    if unnoticed is not None and unnoticed.is_decided:
-        return unnoticed
-    return Parting(turn, there, _odd(turn, there, turns))
+    earlier = _earlier_line_difference(turn, agreed, turns)
+    if earlier is not None and earlier.is_decided:
+        return earlier
+    return CallDifference(turn, by_rank, _odd_ranks(turn, by_rank, turns))
 
 
-def _unnoticed(turn: int, agreed: Sequence[dict[int, Call]], turns: _Turns) -> Parting | None:
-    """An earlier difference: the same function and size, called from other lines."""
-    for count, there in enumerate(agreed):
-        if len({call.placed for call in there.values()}) > 1:
-            number = next(iter(there.values())).turn or 0
-            near = count > 1 and turn - number <= _NEAR
-            return Parting(number, there, _odd(number, there, turns)) if near else None
+def _earlier_line_difference(
+    turn: int, agreed: Sequence[dict[int, Call]], turns: _Turns
+) -> CallDifference | None:
+    """An earlier difference: same function and size, different calling lines."""
+    for count, by_rank in enumerate(agreed):
+        if len({call.placed_key for call in by_rank.values()}) > 1:
+            number = next(iter(by_rank.values())).turn or 0
+            near = count > 1 and turn - number <= _MAX_ORIGIN_DISTANCE
+            return CallDifference(number, by_rank, _odd_ranks(number, by_rank, turns)) if near else None
     return None
 
 
-def _odd(turn: int, there: Mapping[int, Call], turns: _Turns) -> tuple[int, ...]:
-    """Ranks that did not call what most did, or what was due by the group's past; all if undecided."""
-    by_key = len({call.key for call in there.values()}) > 1
-    many = Counter(call.key if by_key else call.placed for call in there.values()).most_common()
+def _odd_ranks(turn: int, by_rank: Mapping[int, Call], turns: _Turns) -> tuple[int, ...]:
+    """Ranks that deviate from the majority, or from the call that was due by the group's past; all ranks if undecided."""
+    by_key = len({call.key for call in by_rank.values()}) > 1
+    many = Counter(call.key if by_key else call.placed_key for call in by_rank.values()).most_common()
     if many[0][1] > many[1][1]:
-        return tuple(sorted(r for r, c in there.items() if (c.key if by_key else c.placed) != many[0][0]))
-    before = {call.placed: set(call.before) for call in there.values()}
+        return tuple(
+            sorted(r for r, c in by_rank.items() if (c.key if by_key else c.placed_key) != many[0][0])
+        )
+    before = {call.placed_key: set(call.before) for call in by_rank.values()}
     for each in turns.values():
         for number, call in each.items():
-            if number <= turn and call.placed in before:
-                before[call.placed] |= {number, *call.before}
-    usual = due(before, turn) or _due_of_own(turn, there, turns)
-    return tuple(sorted(rank for rank, call in there.items() if usual is None or call.placed != usual))
+            if number <= turn and call.placed_key in before:
+                before[call.placed_key] |= {number, *call.before}
+    usual = due(before, turn) or _due_ddp_call(turn, by_rank, turns)
+    return tuple(sorted(rank for rank, call in by_rank.items() if usual is None or call.placed_key != usual))
 
 
-def _due_of_own(turn: int, there: Mapping[int, Call], turns: _Turns) -> Placed | None:
-    """The due call if DDP issued all of them, by the order of DDP's own collectives: the program's calls in between vary."""
-    if not all(call.is_own for call in there.values()):
+def _due_ddp_call(turn: int, by_rank: Mapping[int, Call], turns: _Turns) -> PlacedKey | None:
+    """The due call if DDP issued all of them, by the order of DDP's own collectives; the program's calls in between vary."""
+    if not all(call.is_by_ddp for call in by_rank.values()):
         return None
-    rank = min(there)
-    own = [c.placed for number, c in sorted(turns[rank].items()) if number < turn and c.is_own]
-    labels = {call.placed for call in there.values()}
+    rank = min(by_rank)
+    own = [c.placed_key for number, c in sorted(turns[rank].items()) if number < turn and c.is_by_ddp]
+    labels = {call.placed_key for call in by_rank.values()}
     return due({each: {n for n, label in enumerate(own) if label == each} for each in labels}, len(own))
 
 
-def _steps_apart(there: Mapping[int, Call]) -> int:
-    steps = [call.step for call in there.values() if call.step is not None]
+def _steps_apart(by_rank: Mapping[int, Call]) -> int:
+    steps = [call.step for call in by_rank.values() if call.step is not None]
     return max(steps) - min(steps) if steps else 0

@@ -1,4 +1,4 @@
-"""Ranks that died or raised: which came first (the cause), and which followed (effects); errors of devices."""
+"""Ranks that died or raised: the first is the cause, later ones are effects; also errors of devices."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ddpdoctor.rundir.stops import signal_name
 from .evidence import RankEvidence, RunEvidence, first_step
 from .recording import distinct_places, lines_of, place_of
 
-_EFFECT = re.compile(
+_LOST_CONNECTION = re.compile(
     r"connection (?:reset|closed|refused|was aborted)|closed by (?:remote )?peer|broken pipe|timed? ?out|socket|remote process exited"
     r"|recvValue failed|failed to recv|store->|tcpstore|nccl communicator was aborted|DistNetworkError|DistStoreError|heartbeat",
     re.IGNORECASE,
 )
 """Messages of ranks that lost the connection to others."""
 _LEAST_WATCHDOG_NS = 10_000_000_000
-"""A rank that aborts after it has waited for less was not ended by NCCL's watchdog: its timeouts are minutes."""
+"""Shortest wait before an abort by NCCL's watchdog, whose timeouts are minutes."""
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _WORKER = re.compile(
     r"DataLoader worker.*(?:killed by signal|exited unexpectedly)|shared memory \(shm\)", re.IGNORECASE
@@ -39,23 +39,23 @@ _DEVICE = re.compile(
     r"|unspecified launch failure|CUBLAS_STATUS_EXECUTION|CUDNN_STATUS_EXECUTION|unhandled cuda error",
     re.IGNORECASE,
 )
-_OF_PROGRAM = re.compile(
+_PROGRAM_ERROR = re.compile(
     r"device-side assert|illegal memory access|illegal address|illegal instruction|misaligned address|invalid program counter"
     r"|invalid address space|cudaErrorAssert",
     re.IGNORECASE,
 )
-_OF_HARDWARE = re.compile(
+_HARDWARE_ERROR = re.compile(
     r"uncorrectable (?:ECC|NVLink)|GPU is lost|device is lost|hardware stack error|contained memory error",
     re.IGNORECASE,
 )
-"""Errors of a device whose text says what failed: a kernel of the program, or the hardware. An invalid access may have another cause."""
+"""Device errors whose text shows what failed: a kernel of the program, or the hardware. An invalid access may have another cause."""
 _MOST_MESSAGE, _MOST_EFFECT = 300, 120
-"""Characters of an exception's text in a report, of a cause and of an effect."""
-_MOST_TOLD = 8
-"""Ranks listed as ended before."""
+"""Characters of an exception's text in a report, for a cause and for an effect."""
+_MOST_LISTED = 8
+"""Most ranks listed as ended before."""
 _OUT_OF_MEMORY = "OutOfMemoryError"
 _SIZE = r"([\d.]+ (?:[KMGT]i?B|bytes))"
-_TRIED = re.compile(
+_TRIED_TO_ALLOCATE = re.compile(
     rf"Tried to allocate {_SIZE}\. GPU \d+ has a total capac\w+ of {_SIZE} of which {_SIZE} is free"
 )
 _OWN_USE = re.compile(rf"this process has {_SIZE} memory in use")
@@ -63,17 +63,17 @@ _OTHERS_USE = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 _BY_TORCH = re.compile(
     rf"memory {_SIZE} is allocated by PyTorch.*? {_SIZE} is reserved by PyTorch but unallocated"
 )
-"""What torch says of the device's memory where it is full."""
+"""Parts of torch's out-of-memory message."""
 _ADVICE = re.compile(
     r" ?(?:Search for `\w+' in \S+ for more information\.?|(?:CUDA|HIP|GPU) kernel errors might be asynchronously reported.*)"
 )
-"""What torch adds to each error of a device."""
+"""Text that torch adds to each device error."""
 _SOURCE = re.compile(r"\[/[^\]]*\] ?")
-"""The place in torch's own source in an error message."""
+"""Place in torch's own source in an error message."""
 
 
 _TOGETHER_NS = 100_000_000
-"""Longest delay between the notes of ranks and launcher on a signal that was sent to the whole process group."""
+"""Longest delay between the records of ranks and launcher on a signal sent to the whole process group."""
 
 
 class Ends(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ class Ends(msgspec.Struct, frozen=True):
 
 
 def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
-    """Classify deaths and exceptions as causes and effects. ``concluded``: the conclusion on each rank's end."""
+    """Classifies deaths and exceptions as causes and effects. ``concluded``: the conclusion on each rank's end."""
     effects: list[str] = []
     causes: dict[str, StopFacts] = {}
     dead = _deaths(run, concluded)
@@ -93,16 +93,16 @@ def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
     ]
     raised.sort(key=lambda each: (each.raised_ns is None, each.raised_ns or 0))
     own = [each for each in raised if not lost_others(each)]
-    first = [each for each in own if _in_time(run, each.raised_ns)]
+    first = [each for each in own if _precedes_stop(run, each.raised_ns)]
     if dead:
         causes["died"] = _death(dead, run)
     by_fact: dict[str, list[RankEvidence]] = {}
     for each in first:
         by_fact.setdefault(_fact_of(each), []).append(each)
     for fact, ranks in by_fact.items():
-        if not dead or fact in ("worker", "device") or _before(ranks, dead):
+        if not dead or fact in ("worker", "device") or _came_before(ranks, dead):
             causes[fact] = _with_fault(_exception(ranks)) if fact == "device" else _exception(ranks)
-    if "died" in causes and by_fact and all(_before(ranks, dead) for ranks in by_fact.values()):
+    if "died" in causes and by_fact and all(_came_before(ranks, dead) for ranks in by_fact.values()):
         del causes["died"]
         effects += [f"Rank {each.rank} was then ended." for each in dead]
     named = {rank for cause in causes.values() for rank in cause.ranks or ()}
@@ -113,22 +113,24 @@ def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
         for each in gone
     )
     if not causes and raised and gone and early:
-        causes["uneven"] = _left(gone, raised)
+        causes["uneven"] = _early_exit(gone, raised)
         named = {each.rank for each in gone}
-    elif not causes and not run.hangs and raised and (unseen := _without_an_end(run)):
-        causes["died"] = _death(unseen, run)
+    elif not causes and not run.hangs and raised and (without_end := _ranks_without_end(run)):
+        causes["died"] = _death(without_end, run)
     elif not causes and not run.hangs and raised:
-        causes["raised"] = _behind(raised, gone) if gone else _exception(raised, kind="connection")
+        causes["raised"] = (
+            _unequal_collectives(raised, gone) if gone else _exception(raised, kind="connection")
+        )
         named = {each.rank for each in raised}
-    elif not causes and (odd := _odd_ones(run, concluded)):
-        causes["died"] = _death(odd, run)
-    effects += [_then(each) for each in raised if each.rank not in named]
+    elif not causes and (unexplained := _unexplained_ends(run, concluded)):
+        causes["died"] = _death(unexplained, run)
+    effects += [_effect_sentence(each) for each in raised if each.rank not in named]
     return Ends(causes, effects)
 
 
 def with_hang_until_timeout(run: RunEvidence) -> RunEvidence:
-    """``run``, as a hang if the first failure is the timeout of a collective for which a rank that did something else was missing: the
-    timeout may be shorter than what the hang monitor waits for, or the job was restarted and went on."""
+    """``run``, as a hang if the first failure is the timeout of a collective that a busy rank had not called. The timeout may be
+    shorter than the hang monitor's, or the job was restarted and continued."""
     first, at_ns = _first_timed_out(run)
     if first is None:
         return run
@@ -147,8 +149,8 @@ def with_hang_until_timeout(run: RunEvidence) -> RunEvidence:
 
 
 def _first_timed_out(run: RunEvidence) -> tuple[RankEvidence | None, int]:
-    """The rank whose collective timed out first, and when, epoch ns; None if something else came first. Gloo raises; NCCL's watchdog
-    ends the process by SIGABRT, as does a failed kernel, which leaves an Xid on the device."""
+    """The rank whose collective timed out first, and when (epoch ns); None if something else failed first. Gloo raises; NCCL's watchdog
+    ends the process with SIGABRT. So does a failed kernel, which leaves an Xid on the device."""
     raised = [each for each in run.ranks.values() if each.raised and each.raised_ns is not None]
     first = min(raised, key=lambda each: each.raised_ns or 0, default=None)
     if first is not None:
@@ -156,7 +158,7 @@ def _first_timed_out(run: RunEvidence) -> tuple[RankEvidence | None, int]:
         return (first, first.raised_ns or 0) if timed_out else (None, 0)
     dead = [each for each in run.ranks.values() if each.signal is not None and each.gone_ns is not None]
     first = min(dead, key=lambda each: each.gone_ns or 0, default=None)
-    by_nccl = run.backend != "gloo"  # which aborts where it receives other data than it expects
+    by_nccl = run.backend != "gloo"  # gloo aborts when it receives unexpected data
     if (
         first is None
         or first.gone_ns is None
@@ -170,9 +172,9 @@ def _first_timed_out(run: RunEvidence) -> tuple[RankEvidence | None, int]:
 
 
 def _was_missing(each: RankEvidence, other: RankEvidence, at_ns: int) -> bool:
-    """Whether a rank that did not wait, or of which nothing else is known, as one that holds Python's lock, had not called the collective
-    in which ``other`` timed out. If their calls have no numbers, its status must be from before ``at_ns``: a rank that catches its own
-    error does something else afterwards."""
+    """Whether a rank had not called the collective in which ``other`` timed out, and was busy or in an unknown state (as when it holds the
+    GIL). If its calls have no numbers, its status must be from before ``at_ns``: a rank that catches its own error does something else
+    afterwards."""
     call = other.open_call
     if call is not None and call.turn is not None:
         turns = [own.turn for own in each.calls if own.group == call.group and own.turn is not None]
@@ -182,33 +184,33 @@ def _was_missing(each: RankEvidence, other: RankEvidence, at_ns: int) -> bool:
     return each.waits is False and each.seen_ns is not None and each.seen_ns <= at_ns
 
 
-def _odd_ones(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> list[RankEvidence]:
-    """In a failed job, ranks with an unexplained end, if others ended differently; if all ended alike, a controller may have ended them."""
+def _unexplained_ends(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> list[RankEvidence]:
+    """In a failed job, ranks with an unexplained end, if others ended differently. If all ended alike, a controller may have ended them."""
     unknown = [run.ranks[rank] for rank, each in concluded.items() if each is Conclusion.UNKNOWN]
     bad = [each for each in unknown if each.code or each.signal]
-    return bad if run.job.failed and run.asked is None and len(bad) < len(run.ranks) else []
+    return bad if run.job.failed and run.end_request is None and len(bad) < len(run.ranks) else []
 
 
-def _without_an_end(run: RunEvidence) -> list[RankEvidence]:
-    """Ranks of a finished job without any record of their end (not closed, no exception, no exit code), which others lost."""
+def _ranks_without_end(run: RunEvidence) -> list[RankEvidence]:
+    """Ranks of a finished job without any record of their end (not closed, no exception, no exit code), to which others lost connection."""
     silent = [
         each for each in run.ranks.values() if each.step is not None and not (each.in_order or each.raised)
     ]
     return [each for each in silent if each.code is None and each.signal is None] if run.job.complete else []
 
 
-def _behind(raised: Sequence[RankEvidence], gone: Sequence[RankEvidence]) -> StopFacts:
+def _unequal_collectives(raised: Sequence[RankEvidence], gone: Sequence[RankEvidence]) -> StopFacts:
     """The cause if ranks lost others that had finished in the same step: they call more collectives than those did."""
     said = [
         f"Rank {each.rank} had ended in order, in step {each.step}: up to then it called fewer collectives."
         for each in gone
     ]
     found = _exception(raised)
-    return msgspec.structs.replace(found, evidence=[*found.evidence, *said[:_MOST_TOLD]])
+    return msgspec.structs.replace(found, evidence=[*found.evidence, *said[:_MOST_LISTED]])
 
 
-def _left(gone: Sequence[RankEvidence], raised: Sequence[RankEvidence]) -> StopFacts:
-    """The cause if ranks had finished while the others went on."""
+def _early_exit(gone: Sequence[RankEvidence], raised: Sequence[RankEvidence]) -> StopFacts:
+    """The cause if some ranks finished while the others continued."""
     codes = [each.code for each in gone if not each.left]
     return StopFacts(
         ranks=sorted(each.rank for each in gone),
@@ -221,23 +223,23 @@ def _left(gone: Sequence[RankEvidence], raised: Sequence[RankEvidence]) -> StopF
     )
 
 
-def _in_time(run: RunEvidence, at_ns: int | None) -> bool:
-    """Whether it came before the hang was detected and before the job was asked to end; anything later is an effect."""
+def _precedes_stop(run: RunEvidence, at_ns: int | None) -> bool:
+    """Whether it came before the hang was detected and before the job was asked to end. Anything later is an effect."""
     if was_asked_before(run, at_ns):
         return False
     return not run.hangs or run.detected_ns is None or at_ns is None or at_ns <= run.detected_ns
 
 
 def was_asked_before(run: RunEvidence, at_ns: int | None) -> bool:
-    """Whether the job was asked to end before that moment."""
-    asked_ns = run.asked.at_ns if run.asked is not None else None
+    """Whether the job was asked to end before that time."""
+    asked_ns = run.end_request.at_ns if run.end_request is not None else None
     return asked_ns is not None and at_ns is not None and at_ns > asked_ns - _TOGETHER_NS
 
 
 def _deaths(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> list[RankEvidence]:
     """The first ranks whose processes failed without an exception."""
     failed = [run.ranks[rank] for rank, each in concluded.items() if each is Conclusion.FAILED]
-    return [each for each in failed if not each.raised and _in_time(run, each.gone_ns)]
+    return [each for each in failed if not each.raised and _precedes_stop(run, each.gone_ns)]
 
 
 def _death(dead: Sequence[RankEvidence], run: RunEvidence) -> StopFacts:
@@ -256,14 +258,14 @@ def _death(dead: Sequence[RankEvidence], run: RunEvidence) -> StopFacts:
     return StopFacts(
         ranks=sorted(each.rank for each in dead),
         kind="memory" if memory else "code" if first.code is not None else "signal",
-        message=way_of(first.code, first.signal),
+        message=exit_text(first.code, first.signal),
         step=first.step,
         where=distinct_places([each.where for each in dead]),
         evidence=evidence,
     )
 
 
-def way_of(code: int | None, number: int | None) -> str | None:
+def exit_text(code: int | None, number: int | None) -> str | None:
     """How a process ended, from its exit code or signal number; None if neither is known."""
     if number is not None:
         return signal_name(number)
@@ -282,7 +284,7 @@ def shortened(text: str, most: int) -> str:
 def _text(raised: Mapping[str, Any]) -> str:
     message = _ADVICE.sub("", " ".join(str(raised.get("message") or "").split()))
     if message.endswith(".") and not message.endswith(".."):
-        message = message[:-1]  # the sentence that quotes it ends with a period
+        message = message[:-1]  # the quoting sentence ends with a period
     return f"{raised.get('type') or 'an exception'}{': ' if message else ''}{message}"
 
 
@@ -291,8 +293,8 @@ def _whole_text(each: RankEvidence) -> str:
 
 
 def lost_others(each: RankEvidence) -> bool:
-    """Whether its exception says that it lost other ranks."""
-    return bool(_EFFECT.search(_whole_text(each))) and _fact_of(each) == "raised"
+    """Whether its exception shows that it lost the connection to other ranks."""
+    return bool(_LOST_CONNECTION.search(_whole_text(each))) and _fact_of(each) == "raised"
 
 
 def _fact_of(each: RankEvidence) -> str:
@@ -302,7 +304,7 @@ def _fact_of(each: RankEvidence) -> str:
     return next((fact for fact, pattern in named if pattern.search(text)), "raised")
 
 
-def _before(raised: Sequence[RankEvidence], dead: Sequence[RankEvidence]) -> bool:
+def _came_before(raised: Sequence[RankEvidence], dead: Sequence[RankEvidence]) -> bool:
     """Whether the exceptions came before the deaths."""
     first = min((each.raised_ns for each in raised if each.raised_ns is not None), default=None)
     died = min((each.gone_ns for each in dead if each.gone_ns is not None), default=None)
@@ -314,9 +316,9 @@ def _exception(ranks: Sequence[RankEvidence], kind: str | None = None) -> StopFa
     root = first.raised[0]
     kind = kind or str(root.get("type") or "exception").rpartition(".")[2]
     text, memory, doing = _text(root), list[str](), None
-    if kind == _OUT_OF_MEMORY and (tried := _TRIED.search(text)) is not None:
+    if kind == _OUT_OF_MEMORY and (tried := _TRIED_TO_ALLOCATE.search(text)) is not None:
         doing = "oversized" if _bytes(tried[1]) > _bytes(tried[2]) else None
-        text, memory = text[: tried.end()], _of_memory(text)
+        text, memory = text[: tried.end()], _memory_sentences(text)
         if doing:
             memory.insert(
                 0,
@@ -338,8 +340,8 @@ def _exception(ranks: Sequence[RankEvidence], kind: str | None = None) -> StopFa
     )
 
 
-def _of_memory(text: str) -> list[str]:
-    """Sentences on who held the device's memory, from torch's message."""
+def _memory_sentences(text: str) -> list[str]:
+    """Sentences on the use of the device's memory, from torch's message."""
     found = []
     if (own := _OWN_USE.search(text)) is not None:
         by_torch = _BY_TORCH.search(text)
@@ -358,15 +360,15 @@ def _of_memory(text: str) -> list[str]:
 
 
 def _bytes(size: str) -> float:
-    """A size as torch writes it, bytes."""
+    """A size in torch's format, in bytes."""
     number, unit = size.split()
     return float(number) * 1024.0 ** (" KMGT".find(unit[0]) if unit != "bytes" else 0)
 
 
 def _with_fault(found: StopFacts) -> StopFacts:
-    """The error of a device, with what failed if its text says so."""
+    """The device error, with the part that failed if its text shows it."""
     text = found.message or ""
-    program, hardware = _OF_PROGRAM.search(text), _OF_HARDWARE.search(text)
+    program, hardware = _PROGRAM_ERROR.search(text), _HARDWARE_ERROR.search(text)
     return msgspec.structs.replace(found, fault="program" if program else "hardware" if hardware else None)
 
 
@@ -374,38 +376,38 @@ def _raised_at(each: RankEvidence) -> Where | None:
     return place_of(lines_of(each.raised[0].get("frames"))) or each.where
 
 
-def _then(each: RankEvidence) -> str:
+def _effect_sentence(each: RankEvidence) -> str:
     why = "an effect: it lost the others" if lost_others(each) else "later than the cause"
     text = _SOURCE.sub("", _text(each.raised[0]))
     return f"Rank {each.rank} then raised {shortened(text, _MOST_EFFECT)} ({why})."
 
 
 _XID_BEFORE_NS, _XID_AFTER_NS = 10_000_000_000, 3_000_000_000
-"""A process ends within seconds of the Xid of its kernel, which is read once a second (``--telemetry-interval``)."""
+"""A process ends within seconds of the Xid of its kernel; Xids are read once a second (``--telemetry-interval``)."""
 _XIDS = {
     "Xid 13": "an invalid instruction or access of a kernel",
     "Xid 31": "an access to memory that is not there",
     "Xid 43": "an error of the program, such as a device-side assertion",
 }
-"""What NVIDIA's catalog says of them (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html)."""
-_BY_A_DEVICE = frozenset(("died", "device", "not_reached", "together", "unexplained"))
-"""Causes that an error of the device may explain. A rank's own exception explains itself, unless it says that the device failed."""
+"""Descriptions from NVIDIA's catalog (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html)."""
+_DEVICE_EXPLAINABLE = frozenset(("died", "device", "not_reached", "together", "unexplained"))
+"""Causes that a device error may explain. A rank's own exception needs no explanation, unless it reports a failed device."""
 
 
-def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, StopFacts]:
-    """``causes`` with the errors that NVML counted. A single cause becomes a device error if the devices of all of its ranks (or any, if
-    it has none) had errors, or if its ranks aborted as programs on their devices had some."""
+def with_device_errors(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, StopFacts]:
+    """``causes`` with the errors that NVML counted. A single cause becomes a device error if the devices of all of its ranks (or any
+    device, if it has no ranks) had errors, or if its ranks aborted when their devices had errors of programs."""
     if not causes:
         return causes
     (name, first), *rest = causes.items()
-    explains = not rest and (name in _BY_A_DEVICE or first.kind == "connection")
+    explains = not rest and (name in _DEVICE_EXPLAINABLE or first.kind == "connection")
     named = set(first.ranks or run.devices)
     if explains and named and named <= set(run.devices):
-        return {"device": _of_hardware(name, first, named, run)}
+        return {"device": _hardware_error(name, first, named, run)}
     if run.devices:
         return {
             **causes,
-            name: msgspec.structs.replace(first, evidence=[*first.evidence, *_counted(run.devices)]),
+            name: msgspec.structs.replace(first, evidence=[*first.evidence, *_nvml_sentences(run.devices)]),
         }
     of_programs = {rank: xids for rank in first.ranks or () if (xids := _xids_at_end(run.ranks[rank], run))}
     aborts = name == "died" and first.message == signal_name(signal.SIGABRT)
@@ -423,24 +425,26 @@ def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, Stop
             first,
             fault="program",
             message=f"{first.message}, and {on_device}",
-            evidence=[*first.evidence, *_counted(of_programs), why],
+            evidence=[*first.evidence, *_nvml_sentences(of_programs), why],
         )
     }
 
 
 def _xids_at_end(each: RankEvidence, run: RunEvidence) -> list[str]:
-    """Xids of programs that came on a rank's device when its process ended: of another process's end, another moment is more likely."""
+    """Xids of programs on a rank's device at the time its process ended. Xids at other times are probably of other processes."""
     if each.gone_ns is None:
         return []
     first_ns, last_ns = each.gone_ns - _XID_BEFORE_NS, each.gone_ns + _XID_AFTER_NS
     return [text for at_ns, text in run.programs.get(each.rank, ()) if first_ns <= at_ns <= last_ns]
 
 
-def _of_hardware(name: str, first: StopFacts, named: Collection[int], run: RunEvidence) -> StopFacts:
+def _hardware_error(name: str, first: StopFacts, named: Collection[int], run: RunEvidence) -> StopFacts:
     errors = [error for rank in sorted(named) for error in run.devices[rank]]
     message = first.message if name == "device" else ", ".join(dict.fromkeys(errors))
     counted = (
-        _counted({rank: run.devices[rank] for rank in named}) if name == "device" or len(named) > 1 else []
+        _nvml_sentences({rank: run.devices[rank] for rank in named})
+        if name == "device" or len(named) > 1
+        else []
     )
     fault = first.fault or "hardware"
     return msgspec.structs.replace(
@@ -448,8 +452,8 @@ def _of_hardware(name: str, first: StopFacts, named: Collection[int], run: RunEv
     )
 
 
-def _counted(errors: Mapping[int, Sequence[str]]) -> list[str]:
-    """Sentences on the errors that NVML counted; ranks with the same ones share a sentence."""
+def _nvml_sentences(errors: Mapping[int, Sequence[str]]) -> list[str]:
+    """Sentences on the errors that NVML counted; ranks with the same errors share a sentence."""
     ranks: dict[str, list[int]] = {}
     for rank, each in sorted(errors.items()):
         ranks.setdefault(", ".join(each), []).append(rank)

@@ -1,5 +1,5 @@
-"""Ranks that called different collectives, in a job that hung or failed because of it. Gloo aborts a rank that receives more data than it
-expected, or makes it raise, and every other rank loses its connection; or all ranks wait."""
+"""Finds ranks that called different collectives, in a job that hung or failed because of it. If a rank receives more data than it
+expected, Gloo aborts it or makes it raise, and every other rank loses its connection; otherwise all ranks wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpdoctor.measure.runfacts import StopFacts
 from ddpdoctor.rundir.ends import POLITE
 from ddpdoctor.rundir.stepevents import WAITING_PHASES
 
-from .calls import GRADIENTS, Call, Parting, in_backward, parting
+from .calls import GRADIENTS, Call, CallDifference, first_call_difference, in_backward
 from .causes import lost_others
 from .evidence import RankEvidence, RunEvidence, first_step
 from .groups import Difference, Mismatch
@@ -25,22 +25,22 @@ _RECEIVED = re.compile(r"op\.preamble|Received data size|distributed collective 
 _SIZES = re.compile(
     r"enforce fail at .*gloo|EnforceNotMet|(?:size|shape|type)s? (?:mismatch|do(?:es)? not match)"
 )
-"""Messages that come from Gloo only in a collective; elsewhere a layer may raise them on its input."""
-_MOST_TOLD = 12
+"""Messages that come from Gloo only if the rank is in a collective; otherwise a layer may have raised them because of its input."""
+_MOST_LISTED = 12
 """Most ranks listed with their calls."""
 
 
 def disagreement(run: RunEvidence) -> StopFacts | None:
-    """The ranks that called something else than the others; None if all called the same, or something else ended the job first."""
+    """The ranks that called something else than the others; None if all called the same, or if another cause ended the job first."""
     if _has_own_cause(run):
         return None
-    found = parting({rank: each.calls for rank, each in run.ranks.items()})
-    return _by_gloo_alone(run) if found is None else _of_parting(found, run)
+    found = first_call_difference({rank: each.calls for rank, each in run.ranks.items()})
+    return _from_gloo_only(run) if found is None else _facts_of_difference(found, run)
 
 
-def _by_gloo_alone(run: RunEvidence) -> StopFacts | None:
-    """The cause if Gloo reports different sizes and the recorded calls agree: the data of a call differ, as with different models."""
-    reporting = [each for each in run.ranks.values() if _says(_RECEIVED, each)]
+def _from_gloo_only(run: RunEvidence) -> StopFacts | None:
+    """The cause if Gloo reports different sizes but the recorded calls agree: the data of a call differ, as with different models."""
+    reporting = [each for each in run.ranks.values() if _has_message(_RECEIVED, each)]
     if not reporting:
         return None
     return StopFacts(
@@ -48,13 +48,13 @@ def _by_gloo_alone(run: RunEvidence) -> StopFacts | None:
         kind=Difference.SHAPE.value,
         step=first_step(reporting),
         waits_at=distinct_places([each.calls[-1].where for each in run.ranks.values() if each.calls]),
-        evidence=[*_positions(run), *map(_met, reporting)],
+        evidence=[*_positions(run), *map(_gloo_sentence, reporting)],
     )
 
 
-def in_hang(mismatch: Mismatch | None, run: RunEvidence, whole: bool) -> StopFacts | None:
+def disagreement_in_hang(mismatch: Mismatch | None, run: RunEvidence, whole: bool) -> StopFacts | None:
     """The difference in the ranks' own call logs, with the calling lines; None if flight recorders (of all ranks if ``whole``) show another
-    one, or none."""
+    one or none."""
     if mismatch is None and whole:
         return None
     called = disagreement(run)
@@ -72,7 +72,7 @@ def ran_out(odd: Collection[int], ranks: Collection[int], run: RunEvidence) -> b
 
 
 def with_positions(cause: StopFacts, run: RunEvidence) -> StopFacts:
-    """``cause`` with the last call of each rank as evidence if its ranks ended inside a collective, where another rank may be the cause."""
+    """``cause``, with each rank's last call as evidence if its ranks ended inside a collective, where another rank may be the cause."""
     named = [run.ranks[rank] for rank in cause.ranks or () if rank in run.ranks]
     if not any(_is_in_collective(each) and each.signal != signal.SIGKILL for each in named):
         return cause
@@ -80,9 +80,11 @@ def with_positions(cause: StopFacts, run: RunEvidence) -> StopFacts:
 
 
 def _positions(run: RunEvidence) -> list[str]:
-    """A sentence per rank on its last call."""
+    """One sentence per rank on its last call."""
     found = ((rank, each) for rank, each in sorted(run.ranks.items()) if each.calls)
-    return [_called(rank, each.calls[-1], each.open_call is not None) for rank, each in found][:_MOST_TOLD]
+    return [_call_sentence(rank, each.calls[-1], each.open_call is not None) for rank, each in found][
+        :_MOST_LISTED
+    ]
 
 
 def _is_in_collective(each: RankEvidence) -> bool:
@@ -91,7 +93,7 @@ def _is_in_collective(each: RankEvidence) -> bool:
 
 
 def _has_own_cause(run: RunEvidence) -> bool:
-    """Whether a rank ended by a cause of its own before any rank was ended by what others sent."""
+    """Whether a rank ended for a reason of its own before any rank was ended because of others."""
     ended = [each for each in run.ranks.values() if _ended_by_others(each)]
     known_ns = [at for each in ended if (at := each.raised_ns or each.gone_ns) is not None]
     failed = [
@@ -104,31 +106,31 @@ def _has_own_cause(run: RunEvidence) -> bool:
 
 
 def _ended_by_others(each: RankEvidence) -> bool:
-    """Whether Gloo aborted it or made it raise because of what it received, or it lost the others."""
-    return _ended_by_sizes(each) or (bool(each.raised) and lost_others(each))
+    """Whether Gloo aborted it or made it raise because of received data, or it lost the connection to the others."""
+    return _ended_by_mismatch(each) or (bool(each.raised) and lost_others(each))
 
 
-def _says(pattern: re.Pattern[str], each: RankEvidence) -> bool:
+def _has_message(pattern: re.Pattern[str], each: RankEvidence) -> bool:
     return any(pattern.search(str(raised.get("message") or "")) for raised in each.raised)
 
 
-def _ended_by_sizes(each: RankEvidence) -> bool:
-    if _says(_RECEIVED, each) or (each.phase in WAITING_PHASES and _says(_SIZES, each)):
+def _ended_by_mismatch(each: RankEvidence) -> bool:
+    if _has_message(_RECEIVED, each) or (each.phase in WAITING_PHASES and _has_message(_SIZES, each)):
         return True
     # Aborted by a thread of Gloo: the recorded stack is the training thread's.
     return each.signal == signal.SIGABRT and not each.raised and _is_in_collective(each)
 
 
-def _of_parting(found: Parting, run: RunEvidence) -> StopFacts:
+def _facts_of_difference(found: CallDifference, run: RunEvidence) -> StopFacts:
     calls, odd = found.by_rank, list(found.odd)
     others = [rank for rank in sorted(run.ranks) if rank not in odd] if found.is_decided else []
     one = calls[odd[0]]
     other = next(
-        calls[rank] for rank in (*others, *odd) if rank in calls and calls[rank].placed != one.placed
+        calls[rank] for rank in (*others, *odd) if rank in calls and calls[rank].placed_key != one.placed_key
     )
     kind = _kind(one, other, found.turn)
     if kind in (Difference.EXTRA, Difference.LACKING) and not found.is_decided:
-        kind = Difference.OPERATION  # unknown which rank is the odd one
+        kind = Difference.OPERATION  # unknown which rank deviates
     return StopFacts(
         ranks=odd,
         waiting_ranks=others,
@@ -141,31 +143,33 @@ def _of_parting(found: Parting, run: RunEvidence) -> StopFacts:
         since_s=run.since_s,
         where=distinct_places([calls[rank].where for rank in odd]),
         waits_at=distinct_places([calls[rank].where for rank in others if rank in calls] or [other.where]),
-        evidence=[_called(rank, call, not call.returned) for rank, call in sorted(calls.items())][:_MOST_TOLD]
+        evidence=[_call_sentence(rank, call, not call.returned) for rank, call in sorted(calls.items())][
+            :_MOST_LISTED
+        ]
         + [
-            _met(each)
+            _gloo_sentence(each)
             for each in run.ranks.values()
-            if _GLOO in (run.backend or _GLOO) and _ended_by_sizes(each)
+            if _GLOO in (run.backend or _GLOO) and _ended_by_mismatch(each)
         ],
     )
 
 
 def _kind(one: Call, other: Call, turn: int) -> Difference:
-    """How ``one``, the deviating call, differs from ``other``, the call of the same number."""
+    """Difference between ``one``, the deviating call, and ``other``, the call with the same number."""
     if one.before[:1] == (turn - 1,) and one.before[1:] != (turn - 2,):
         return Difference.EXTRA  # called twice in a row, unlike before
     if one.operation == other.operation:
         if one.before and other.before:
             return Difference.ORDER
         return Difference.DTYPE if one.dtype != other.dtype else Difference.SHAPE
-    if not (one.is_own or other.is_own):
+    if not (one.is_by_ddp or other.is_by_ddp):
         return Difference.OPERATION
-    # DDP issues the same in every step: a rank that is there already has skipped the call that was due.
-    skipped = one.is_own and one.before and other.operation != GRADIENTS
+    # DDP issues the same collectives in every step: a rank that is there already has skipped the call that was due.
+    skipped = one.is_by_ddp and one.before and other.operation != GRADIENTS
     return Difference.LACKING if skipped else Difference.EXTRA
 
 
-def _called(rank: int, call: Call, is_open: bool) -> str:
+def _call_sentence(rank: int, call: Call, is_open: bool) -> str:
     at = f" at {call.where.file}:{call.where.line}" if call.where else ""
     number = f" as call {call.turn} of group {call.group}" if call.turn else ""
     step = "" if call.step is None else f" in step {call.step}"
@@ -173,6 +177,6 @@ def _called(rank: int, call: Call, is_open: bool) -> str:
     return f"Rank {rank} had called {call.words}{at}{number}{step}, {end}."
 
 
-def _met(each: RankEvidence) -> str:
+def _gloo_sentence(each: RankEvidence) -> str:
     how = f"ended rank {each.rank}" if each.signal is not None else f"had rank {each.rank} raise"
     return f"Gloo {how}: what it received does not match what it had called."

@@ -1,7 +1,7 @@
-"""What every analysis needs of this package: the result, and a search for dumps of torch's flight recorder among files, by name and
-content. A bad dump becomes a sentence in ``notes``.
+"""The result of this package, and the search for dumps of torch's flight recorder by file name and content. A bad dump becomes a
+sentence in ``notes``.
 
-The modules that read dumps are imported only if one is found.
+The modules that read dumps are imported only if a dump is found.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from ddpdoctor.rundir.ends import JobEnd
 if TYPE_CHECKING:
     from .recording import Recording
 
-_NAMED = re.compile(r"(?:.*[^0-9])?(?<!_-)(\d{1,7})(?:\.(?:json|pkl|pickle|bin))?", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(r"(?:.*[^0-9])?(?<!_-)(\d{1,7})(?:\.(?:json|pkl|pickle|bin))?", re.IGNORECASE)
 """``_dump_9``, ``nccl_trace_rank_9``, ``rank9.json``: the last number is the rank; ``_dump_-1`` has none."""
-_MEANT = re.compile(r"dump|trace|flight|nccl|(?:^|[^a-z])fr[_-]|rank", re.IGNORECASE)
-"""Parts of names of dumps: a pickle with another name is not taken for one."""
-_DUMP = re.compile(r"dump|flight|nccl", re.IGNORECASE)
-"""Names for which a note is written even if it is no regular file (a FIFO, a broken link)."""
+_DUMP_NAME = re.compile(r"dump|trace|flight|nccl|(?:^|[^a-z])fr[_-]|rank", re.IGNORECASE)
+"""Parts of the names of dumps. A pickle with another name is not read as a dump."""
+_CERTAIN_DUMP_NAME = re.compile(r"dump|flight|nccl", re.IGNORECASE)
+"""Names for which a note is written even if the file is not regular (a FIFO, a broken link)."""
 _HEAD_BYTES = 1 << 16
 _JSON_MARKS = (b'"collective_seq_id"', b'"pg_config"', b'"record_id"', b'"nccl_version"', b'"pg_status"')
 PICKLE = re.compile(rb"\x80[\x02-\x05]")
 
 
 class StopVerdict(msgspec.Struct, frozen=True):
-    """What stopped the job, and the position of each rank. The defaults mean: not known to have stopped."""
+    """Why the job stopped, and the position of each rank. The defaults mean: not known to have stopped."""
 
     facts: HangFacts = msgspec.field(default_factory=HangFacts)
     standing: list[Standing] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
     ended_by: str | None = None
-    """The signal that ended the job from outside, if it had not failed before; "" if the signal is unknown. ``standing`` then has the last
+    """Signal that ended the job from outside, unless it had failed before; "" if the signal is unknown. ``standing`` then has the last
     known positions."""
     requested: bool = False
-    """Whether a launcher received and noted that signal."""
+    """Whether a launcher received and recorded that signal."""
     job: JobEnd = JobEnd()
-    """The job's end, by its launchers."""
+    """The job's end according to its launchers."""
 
 
 class Dumps(msgspec.Struct, frozen=True):
-    """The dumps at some paths, by rank, and a sentence for each that was left out."""
+    """The dumps found, by rank, and a note on each dump that was skipped."""
 
     recordings: list[Recording]
     files: frozenset[str]
-    """Paths of all dumps, also of bad ones."""
+    """Paths of all dumps, including bad ones."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -71,13 +71,13 @@ class Dumps(msgspec.Struct, frozen=True):
 
 
 def find_dumps(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = None) -> Dumps:
-    """The dumps in ``paths`` (files, folders, patterns). ``below``: listings of folders that were read before. Other files are ignored."""
+    """The dumps in ``paths`` (files, folders, patterns); other files are ignored. ``below``: listings of folders that were already read."""
     newest: dict[int, Recording] = {}
     files, notes = set(), []
     for path in paths:
         for file in _files(path, below or {}):
             rank = _rank_of(Path(file).name)
-            if rank is None or not _looks_like_one(file):
+            if rank is None or not _looks_like_dump(file):
                 continue
             from .recording import read_dump
 
@@ -94,32 +94,32 @@ def find_dumps(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = No
 
 
 def _rank_of(name: str) -> int | None:
-    found = _NAMED.fullmatch(name)
+    found = _RANK_IN_NAME.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def _files(path: str, below: Mapping[str, FilesBelow]) -> Iterator[str]:
-    """The files of ``path``: itself, those of a folder, or those of a pattern."""
+    """The file itself, the files of a folder, or those that match a pattern."""
     if path not in below and not os.path.isdir(path):  # noqa: PTH112
         found = [path] if os.path.isfile(path) else sorted(glob.glob(path))  # noqa: PTH113, PTH207
         yield from (file for file in found if os.path.isfile(file))  # noqa: PTH113
         return
     for file in (below.get(path) or files_below(path)).files:
-        if os.path.isfile(file) or _DUMP.search(Path(file).name):  # noqa: PTH113
+        if os.path.isfile(file) or _CERTAIN_DUMP_NAME.search(Path(file).name):  # noqa: PTH113
             yield file
 
 
-def _looks_like_one(file: str) -> bool:
+def _looks_like_dump(file: str) -> bool:
     if not os.path.isfile(file):  # noqa: PTH113
         return True
-    meant = _MEANT.search(Path(file).name) is not None
+    has_dump_name = _DUMP_NAME.search(Path(file).name) is not None
     try:
         with open(file, "rb") as source:  # noqa: PTH123
             head = source.read(_HEAD_BYTES)
     except OSError:
         return (
-            meant and _DUMP.search(Path(file).name) is not None
-        )  # reading it gives the reason why it cannot be read
+            has_dump_name and _CERTAIN_DUMP_NAME.search(Path(file).name) is not None
+        )  # read_dump reports why it cannot be read
     if not head or PICKLE.match(head):
-        return meant
+        return has_dump_name
     return head.lstrip()[:1] in (b"{", b"[") and any(mark in head for mark in _JSON_MARKS)

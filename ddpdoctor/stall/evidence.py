@@ -1,4 +1,4 @@
-"""Collects what is known of the end of each rank, from the run directory, the hosts' documents and dumps, for the job's last attempt."""
+"""Collects the records of each rank's end in the job's last attempt, from the run directory, the hosts' documents and dumps."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from ddpdoctor.rundir.packages import fatal_signal, faulting_thread, first_threa
 from ddpdoctor.rundir.stepevents import LONG_PHASES, Phase, waits_for_others
 from ddpdoctor.rundir.stops import End, HostStop, RankStop, Standstill, Stops, launches_of, read_stops
 
-from .calls import Call, calls_of, with_open_ones
+from .calls import Call, calls_of, with_open_calls
 from .recording import (
     DEFAULT_DESCRIPTION,
     GroupKey,
     Recording,
-    is_users,
+    is_user_line,
     lines_of,
     place_of,
     read_dump,
     stack_of,
 )
 
-_STEP = f"{{{LineField.STEP.key}".encode()
+_STEP_PREFIX = f"{{{LineField.STEP.key}".encode()
 
 
 def last_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[RankRecord]:
-    """The recordings of the attempt whose end is the job's: the analysed ones, or those of the last attempt if that is a later one with
-    steps, or a restart of the launcher's, or of a later start of the job. Of several attempts, the one with the most steps is analysed."""
+    """The recordings of the attempt whose end is the job's. These are the analysed ones, unless later recordings are a restart by the
+    launcher, or of a later start of the job, or have steps. Of several attempts, the one with the most steps is analysed."""
     analysed = [record for run in runs for record in run.ranks]
     restarts = max((record.attempt for record in analysed), default=0)
     ends = [log.steps[-1].end_ns for log in logs if log.steps]
@@ -55,22 +55,22 @@ def last_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[
 
 def _has_steps(record: RankRecord) -> bool:
     try:
-        return any(line.startswith(_STEP) for line in record.lines(STEPS_FILE))
+        return any(line.startswith(_STEP_PREFIX) for line in record.lines(STEPS_FILE))
     except OSError:
         return False
 
 
 def rows_by_rank(
-    hosts: Sequence[HostStop], document: str, rows: str, pids: Mapping[int, Any], before: set[Any]
+    hosts: Sequence[HostStop], document: str, rows: str, pids: Mapping[int, Any], other_pids: set[Any]
 ) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
-    """(Rows by rank of processes ``pids`` or of unknown processes, rows of other attempts). ``before``: process ids of other attempts."""
+    """(rows by rank of processes ``pids`` or unknown processes, rows of other attempts). ``other_pids``: process ids of other attempts."""
     found, others = dict[int, dict[str, Any]](), list[dict[str, Any]]()
     for host in hosts:
         for row in (getattr(host, document) or {}).get(rows) or ():
             if not isinstance(row.get("rank"), int):
                 continue
             pid = row.get("pid")
-            if pid == pids.get(row["rank"]) or (pids.get(row["rank"]) is None and pid not in before):
+            if pid == pids.get(row["rank"]) or (pids.get(row["rank"]) is None and pid not in other_pids):
                 found[row["rank"]] = row | {"host": host.host}
             else:
                 others.append(row | {"host": host.host})
@@ -78,7 +78,7 @@ def rows_by_rank(
 
 
 def end_by_launcher(record: RankRecord, launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The end of a rank whose parent is the launcher, as the launcher recorded it; {} for other ranks."""
+    """The end of a rank whose parent is the launcher, as recorded by the launcher; {} for other ranks."""
     info = record.info
     parent = info.get("host"), info.get("pid_namespace"), info.get("parent_pid")
     names = ("host", "pid_namespace", "pid")
@@ -90,14 +90,14 @@ def end_by_launcher(record: RankRecord, launches: Sequence[Mapping[str, Any]]) -
 
 
 _BY_EXCEPTION = (End.EXCEPTION, End.RAISING)
-_GOES_ON = LONG_PHASES | {Phase.DEBUGGER}
-"""Phases that may last for any time."""
+_UNLIMITED_PHASES = LONG_PHASES | {Phase.DEBUGGER}
+"""Phases that may take any length of time."""
 
 
 _LEAST_SILENCE_S = 30.0
-"""Of a hang in a job that was killed before its hang monitor reported one: compilers and caches take as long."""
+"""Shortest silence that is a hang if a job was killed before its hang monitor reported one: compilers and caches take as long."""
 _LEAST_SILENT_STEPS = 5.0
-"""The same, in units of the longest step of the run, which includes its checkpoints and evaluations."""
+"""The same limit in units of the run's longest step, which includes checkpoints and evaluations."""
 _MOST_SILENCE_S = 366 * 86_400.0
 """Longest plausible silence; longer ones are ignored."""
 
@@ -110,24 +110,24 @@ class RankEvidence(msgspec.Struct, frozen=True):
     step: int | None = None
     step_since_ns: int | None = None
     seen_ns: int | None = None
-    """When the rank itself last reported, epoch ns."""
+    """Time of the rank's own last report, epoch ns."""
     phase: str | None = None
     stack: Sequence[CodeLine] = ()
     where: Where | None = None
     sampled: Where | None = None
-    """The user's line of its last stack sample, also of an earlier step, but not from before the first step."""
+    """The user's line in its last stack sample. It may be of an earlier step, but not from before the first step."""
     process: Mapping[str, Any] = msgspec.field(default_factory=dict)
     joined: bool = True
     """Whether it had joined its process group; True if unknown."""
     waits: bool | None = None
     computes: bool = False
-    """Whether the hang monitor saw it use a processor: it may be in a long computation."""
+    """Whether the hang monitor saw it use CPU time: it may be in a long computation."""
     in_order: bool = False
-    """Whether it closed its recording (by the end of its process group or of Python), or its exit code is 0."""
+    """Whether it closed its recording (at the end of its process group or of Python), or its exit code is 0."""
     closed_before: bool = False
-    """Whether it had closed its recording before the job hung; as ``in_order`` if the hang monitor reported no hang."""
+    """Whether it had closed its recording before the job hung; equal to ``in_order`` if the hang monitor reported no hang."""
     left: bool = False
-    """Whether Python ended without an exception; the exit code is then the program's own choice."""
+    """Whether Python ended without an exception; the exit code was then set by the program."""
     exhausted: bool = False
     raised: Sequence[Mapping[str, Any]] = ()
     raised_ns: int | None = None
@@ -152,18 +152,18 @@ class RankEvidence(msgspec.Struct, frozen=True):
         return self.gone_ns is not None
 
     @property
-    def keeps_lock(self) -> bool:
+    def holds_gil(self) -> bool:
         """Whether faulthandler's output shows that a thread holds the GIL."""
         return says_gil_is_held(self.faults)
 
 
 class RunEvidence(msgspec.Struct, frozen=True):
-    """What is known of the end of a run."""
+    """Evidence on the end of a run."""
 
     ranks: dict[int, RankEvidence]
     hangs: bool
-    """Whether the job hung, and was not in a phase that takes long."""
-    lasts: bool = False
+    """Whether the job hung, not only in a phase that takes long."""
+    still_hangs: bool = False
     """Whether it still hung at the last poll."""
     detected_ns: int | None = None
     since_s: float | None = None
@@ -174,25 +174,25 @@ class RunEvidence(msgspec.Struct, frozen=True):
     devices: Mapping[int, Sequence[str]] = msgspec.field(default_factory=dict)
     """By rank, errors of its device that NVML counted."""
     programs: Mapping[int, Sequence[tuple[int, str]]] = msgspec.field(default_factory=dict)
-    """By rank, errors of programs that NVML counted on its device (epoch ns, text): of the rank, or of another process there."""
+    """By rank, errors of programs that NVML counted on its device (epoch ns, text): of the rank or of another process on it."""
     looked_ns: int | None = None
     """Time of the last poll during the hang, epoch ns."""
-    asked: Asked | None = None
+    end_request: EndRequest | None = None
     """How it was ended from outside."""
     killed: bool = False
     """Whether it was killed together with its launcher, which did not record an end."""
-    by_option: bool = False
-    """Whether its launcher ended it, because it hung."""
+    ended_by_option: bool = False
+    """Whether its launcher ended it because it hung."""
     earlier: Sequence[Mapping[str, Any]] = ()
-    """Rows of ``ends.json`` of earlier attempts, of ranks that did not end in order."""
+    """Rows of ``ends.json`` of earlier attempts' ranks that did not end in order."""
 
     @property
     def exit_code(self) -> int | None:
         """The job's exit code; None if it was ended from outside."""
-        return None if self.asked else self.job.code
+        return None if self.end_request else self.job.code
 
-    def stood(self, each: RankEvidence) -> bool:
-        """Whether a rank still existed when the hang was detected: a later end comes from a watchdog or a user."""
+    def existed_in_hang(self, each: RankEvidence) -> bool:
+        """Whether a rank still existed when the hang was detected. A later end was caused by a watchdog or a user."""
         late = each.gone_ns is not None and self.detected_ns is not None and each.gone_ns > self.detected_ns
         return self.hangs and (late or not each.is_gone)
 
@@ -203,7 +203,7 @@ def first_step(of: Iterable[RankEvidence | Call]) -> int | None:
 
 
 def stops_of(runs: Sequence[RunDirectory], notes: list[Note]) -> dict[str, Stops]:
-    """By path of each of the ``runs``, what its ranks and hosts have written of their stops."""
+    """Path of each of the ``runs`` → its records of stops, by ranks and hosts."""
     return {run.path: read_stops(run.path, notes) for run in runs}
 
 
@@ -216,11 +216,11 @@ def evidence_of(
     records: Sequence[RankRecord] | None = None,
     stops: Mapping[str, Stops] | None = None,
 ) -> RunEvidence:
-    """Put together what run directories of one job hold of each rank of an attempt: of the ``records``, or else of the attempt whose end is
-    the job's. ``devices``, ``programs``: as in :class:`RunEvidence`. ``stops``: :func:`stops_of` the ``runs``, if they are read."""
+    """The evidence on each rank of an attempt, from the run directories of one job. ``records``: of the attempt; None: of the attempt whose
+    end is the job's. ``devices``, ``programs``: as in :class:`RunEvidence`. ``stops``: :func:`stops_of` the ``runs``, if already read."""
     records = last_attempt(runs, logs) if records is None else records
     paths = {record.path for record in records}
-    # Of a job that was started several times, the run directories of this start.
+    # If the job was started several times, only the run directories of this start.
     runs = [run for run in runs if not paths.isdisjoint(each.path for each in run.recordings)] or runs
     launches = [each for run in runs for each in launches_of(run.path, notes)]
     others = [each for run in runs for each in run.recordings if each.path not in paths]
@@ -234,16 +234,16 @@ def evidence_of(
     own = {record.rank: record for record in records}
     steps = {log.rank: log for log in logs if not records or log.record.path in paths}
     pids = {record.rank: record.info.get("pid") for record in records}
-    before = {each.info.get("pid") for each in others}
-    seen, _ = rows_by_rank(hosts, "stall", "ranks", pids, before)
-    ended, rows_of_others = rows_by_rank(hosts, "ends", "ends", pids, before)
+    other_pids = {each.info.get("pid") for each in others}
+    seen, _ = rows_by_rank(hosts, "stall", "ranks", pids, other_pids)
+    ended, rows_of_others = rows_by_rank(hosts, "ends", "ends", pids, other_pids)
     for record in records:
         row = ended.get(record.rank, {})
         if row.get("code") is None and row.get("signal") is None:
             ended[record.rank] = row | end_by_launcher(record, launches)
     all_ranks = sorted({*by_rank, *own, *steps, *seen, *ended})
     ranks = {
-        rank: _of(
+        rank: _rank_evidence(
             rank,
             own.get(rank),
             by_rank.get(rank),
@@ -256,15 +256,15 @@ def evidence_of(
     }
     stalls = [host.stall for host in hosts if host.stall]
     killed = job.killed and not any(is_running(record.info) for record in records)
-    since_s = _stood_s(stalls, ranks, logs, killed=killed)
+    since_s = _hang_s(stalls, ranks, logs, killed=killed)
     states = [stall.get("state") for stall in stalls]
     known = [each.step for each in ranks.values() if each.step is not None]
-    all_well = not any(each.raised or (each.is_gone and not each.in_order) for each in ranks.values())
-    asked = asked_to_end(job, records, hosts, began_ns, all_well=all_well)
+    all_in_order = not any(each.raised or (each.is_gone and not each.in_order) for each in ranks.values())
+    asked = asked_to_end(job, records, hosts, began_ns, all_in_order=all_in_order)
     return RunEvidence(
         ranks,
         hangs=since_s is not None,
-        lasts=Standstill.LASTS in states and not job.over and not killed,
+        still_hangs=Standstill.LASTS in states and not job.over and not killed,
         detected_ns=min((s["detected_ns"] for s in stalls if s.get("detected_ns")), default=None),
         since_s=since_s,
         step=max(known, default=None),
@@ -274,14 +274,14 @@ def evidence_of(
         devices=devices or {},
         programs=programs or {},
         looked_ns=max((s["looked_ns"] for s in stalls if s.get("looked_ns")), default=None),
-        asked=asked,
+        end_request=asked,
         earlier=[row for row in rows_of_others if not row.get("in_order")],
         killed=killed,
-        by_option=Standstill.KILLED in states,
+        ended_by_option=Standstill.KILLED in states,
     )
 
 
-def _of(
+def _rank_evidence(
     rank: int,
     record: RankRecord | None,
     stop: RankStop | None,
@@ -293,7 +293,7 @@ def _of(
     info = {} if record is None else record.info
     ending = _ending(stop, ended, log)
     documents = [each for each in (stop.standing, stop.progress) if each] if stop else []
-    # Each of them looked at another moment, and was cut off at another one; steps only grow.
+    # Each of these was written at a different time and may be truncated; step numbers only grow.
     steps = [*(each.get("step") for each in (ending, *documents, seen, ended)), _next_step(log)]
     step = max((each for each in steps if each is not None), default=None)
     # A report of an earlier step is out of date.
@@ -347,12 +347,12 @@ def _of(
         oom_kills=int(ended.get("oom_kills") or 0),
         faults=faults,
         recording=_recording(rank, info, stop, newest, notes),
-        calls=with_open_ones(calls_of(stop.calls if stop else (), log, _groups_of(info)), groups),
+        calls=with_open_calls(calls_of(stop.calls if stop else (), log, _groups_of(info)), groups),
     )
 
 
 def _ending(stop: RankStop | None, ended: Mapping[str, Any], log: RankLog | None) -> Mapping[str, Any]:
-    """The rank's own record of its end; {} if it went on after the exception."""
+    """The rank's own record of its end; {} if it continued after the exception."""
     ending = (stop.ending if stop else None) or {}
     if ending.get("how") != End.RAISING:
         return ending
@@ -364,7 +364,7 @@ def _ending(stop: RankStop | None, ended: Mapping[str, Any], log: RankLog | None
 def _stack(
     newest: Mapping[str, Any], faults: str, log: RankLog | None
 ) -> tuple[list[CodeLine], Where | None]:
-    """Position of the training thread: by faulthandler's output, else by its own records, else by the last stack sample."""
+    """Position of the training thread, from faulthandler's output, its own records, or the last stack sample."""
     fault = stack_of(faulting_thread(faults))
     if fault:
         return fault, place_of(fault)
@@ -382,7 +382,7 @@ def _last_sampled(log: RankLog | None) -> Where | None:
     if log is None or not len(log.samples) or (log.steps and log.samples[-1, 0] < log.steps[0].end_ns):
         return None
     seen = log.sample_where.get(int(log.samples[-1, 1]))
-    return seen if seen is not None and is_users(seen) else None
+    return seen if seen is not None and is_user_line(seen) else None
 
 
 def _next_step(log: RankLog | None) -> int | None:
@@ -400,7 +400,7 @@ def _last_sample_ns(log: RankLog | None) -> int | None:
 def _recording(
     rank: int, info: Mapping[str, Any], stop: RankStop | None, newest: Mapping[str, Any], notes: list[Note]
 ) -> Recording | None:
-    """The rank's flight recorder dump; without one, the last sequence numbers of its groups."""
+    """The rank's flight recorder dump, or else the last sequence numbers of its groups."""
     known = _groups_of(info)
     if stop is not None and stop.flight is not None:
         read = read_dump(stop.flight, rank, known)
@@ -420,7 +420,7 @@ def _recording(
 
 
 def _groups_of(info: Mapping[str, Any]) -> dict[str, GroupKey]:
-    """The process groups in a rank's record: Gloo's flight recorder does not list their members."""
+    """The process groups in a rank's record. Gloo's flight recorder does not list their members."""
     found = {}
     for group in info.get("process_groups") or ():
         name, members = group.get("name"), group.get("ranks")
@@ -433,14 +433,14 @@ def _groups_of(info: Mapping[str, Any]) -> dict[str, GroupKey]:
     return found
 
 
-def _stood_s(
+def _hang_s(
     stalls: Sequence[Mapping[str, Any]],
     ranks: Mapping[int, RankEvidence],
     logs: Sequence[RankLog],
     *,
     killed: bool,
 ) -> float | None:
-    """Seconds without progress; None if there was progress, or a phase that takes long. Only the hang monitor's ``stall.json`` decides,
+    """Seconds without progress; None if there was progress or a phase that takes long. Only the hang monitor's ``stall.json`` is used,
     unless the job was killed: the ranks' last records may then be newer."""
     seen = [(each.seen_ns, each.step_since_ns) for each in ranks.values() if killed]
     stood_s = [(at - since) / 1e9 for at, since in seen if at is not None and since is not None]
@@ -453,43 +453,48 @@ def _stood_s(
     if not killed or not ranks:
         return None
     longest = max((step.length_ns / 1e9 for log in logs for step in log.steps), default=0.0)
-    going_on = any(each.phase in _GOES_ON for each in ranks.values())
+    going_on = any(each.phase in _UNLIMITED_PHASES for each in ranks.values())
     if going_on or not stood_s or max(stood_s) < max(_LEAST_SILENCE_S, _LEAST_SILENT_STEPS * longest):
         return None
     return max(stood_s)
 
 
-_ENDING = POLITE | {signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGKILL}
-"""Signals that end a job from outside, with those of resource limits and SIGKILL."""
-_SHELL = 128
+_END_SIGNALS = POLITE | {signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGKILL}
+"""Signals that end a job from outside, including those of resource limits and SIGKILL."""
+_SHELL_EXIT_OFFSET = 128
 """A shell's exit code for a signal is its number plus this."""
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """How the job was ended from outside."""
+class EndRequest(msgspec.Struct, frozen=True):
+    """A request from outside to end the job."""
 
     signal: int | None
-    """The signal; None if it was killed together with its launcher, so that no signal was recorded."""
+    """The signal; None if the job was killed together with its launcher, so that no signal was recorded."""
     at_ns: int | None = None
-    """When the launcher got it, epoch ns; None if only the job's exit status shows it."""
+    """When the launcher received it, epoch ns; None if only the job's exit status shows it."""
 
 
 def asked_to_end(
-    job: JobEnd, records: Sequence[RankRecord], hosts: Sequence[HostStop], began_ns: int, *, all_well: bool
-) -> Asked | None:
+    job: JobEnd,
+    records: Sequence[RankRecord],
+    hosts: Sequence[HostStop],
+    began_ns: int,
+    *,
+    all_in_order: bool,
+) -> EndRequest | None:
     """How the job was ended from outside, from the launcher's record or the exit status; None if it was not. The exit status alone is not
-    enough: torchrun exits with 1 after any signal. A job that ended in order, with all ranks (``all_well``), was not ended by it, nor one
-    that began a further attempt (``began_ns``) after it."""
+    enough: torchrun exits with 1 after any signal. A signal did not end the job if all ranks ended in order (``all_in_order``) with exit
+    code 0, or if a further attempt began (``began_ns``) after it."""
     heard = [
-        Asked(host.asked["signal"], host.asked.get("at_ns"))
+        EndRequest(host.asked["signal"], host.asked.get("at_ns"))
         for host in hosts
         if host.asked and host.asked.get("signal") is not None
         if (host.asked.get("at_ns") or began_ns) >= began_ns
     ]
-    if heard and not (job.code == 0 and all_well):
+    if heard and not (job.code == 0 and all_in_order):
         return min(heard, key=lambda each: each.at_ns or 0)
-    sent = _ENDING & {job.signal, (job.code or 0) - _SHELL, -(job.code or 0)}
+    sent = _END_SIGNALS & {job.signal, (job.code or 0) - _SHELL_EXIT_OFFSET, -(job.code or 0)}
     if sent:
-        return Asked(int(min(sent)))
+        return EndRequest(int(min(sent)))
     killed = job.killed and records and all(is_running(record.info) is False for record in records)
-    return Asked(None) if killed else None
+    return EndRequest(None) if killed else None

@@ -1,4 +1,4 @@
-"""Recordings by process group: the last collective of each member, what it has pending, and the first sequence number at which members
+"""Recordings by process group: the last and the pending collectives of each member, and the first sequence number at which members
 issued different collectives, with the ranks that deviate."""
 
 from __future__ import annotations
@@ -16,53 +16,55 @@ _DEFAULT = ("0", DEFAULT_DESCRIPTION)
 """Name and description of the group of all ranks."""
 
 
-class Seat(msgspec.Struct):
+class MemberRecord(msgspec.Struct):
     """One member of a group, from its own recording."""
 
     by_sequence: dict[int, list[Operation]] = msgspec.field(default_factory=dict)
-    """Issued operations by sequence number; several with one number are one coalesced collective."""
+    """Issued operations by sequence number. Several operations with the same number are one coalesced collective."""
     pending: dict[int, Operation] = msgspec.field(default_factory=dict)
     last: int | None = None
-    """Sequence number of the last collective that it issued; None if the recording has none of the group."""
+    """Sequence number of its last issued collective; None if the recording has none of the group."""
 
 
 class Table(msgspec.Struct):
-    """A process group, with a seat for each member that has a recording."""
+    """A process group, with a record for each member that has a recording."""
 
     key: GroupKey
     members: tuple[int, ...]
-    """The ranks with a recording of the group if none lists the members."""
-    seats: dict[int, Seat] = msgspec.field(default_factory=dict)
+    """If no recording lists the members, the ranks with a recording of the group."""
+    records: dict[int, MemberRecord] = msgspec.field(default_factory=dict)
 
     @property
     def unrecorded(self) -> list[int]:
-        return [rank for rank in self.members if rank not in self.seats]
+        return [rank for rank in self.members if rank not in self.records]
 
     def operation(self, sequence: int) -> Operation | None:
-        """The operation of this number by the first of the members that issued it."""
-        issued = (seat.by_sequence.get(sequence) for seat in self.seats.values())
+        """The operation with this number on the first member that issued it."""
+        issued = (record.by_sequence.get(sequence) for record in self.records.values())
         return next((operations[0] for operations in issued if operations), None)
 
 
 def tables_of(recordings: Sequence[Recording], all_ranks: Sequence[int]) -> list[Table]:
-    """A table for each group of at least two ranks with a recorded operation. ``all_ranks``: the job's ranks, the members of the default
-    group if no recording lists them."""
-    named = _named(recordings)
+    """One table for each group of at least two ranks with a recorded operation. ``all_ranks``: the job's ranks, the members of the
+    default group if no recording lists them."""
+    named = _groups_by_name(recordings)
     tables: dict[GroupKey, Table] = {}
     for key in {key for keys in named.values() for key in keys}:
         is_default = key.name in _DEFAULT or key.description in _DEFAULT
         tables[key] = Table(key, key.members or (tuple(all_ranks) if is_default else ()))
-    counted = _counted(recordings, named)
+    counted = _exactly_counted_groups(recordings, named)
     for recording in recordings:
-        _seat(recording, tables, named, counted)
+        _add_recording(recording, tables, named, counted)
     for table in tables.values():
-        table.members = table.members or tuple(sorted(table.seats))
-        table.seats = {rank: seat for rank, seat in table.seats.items() if rank in table.members}
+        table.members = table.members or tuple(sorted(table.records))
+        table.records = {rank: record for rank, record in table.records.items() if rank in table.members}
     return [tables[key] for key in sorted(tables, key=_order) if len(tables[key].members) > 1]
 
 
-def _counted(recordings: Sequence[Recording], named: dict[str, list[GroupKey]]) -> set[GroupKey]:
-    """Groups in which torch's own count equals that of the collectives; elsewhere it includes sends and receives."""
+def _exactly_counted_groups(
+    recordings: Sequence[Recording], named: dict[str, list[GroupKey]]
+) -> set[GroupKey]:
+    """Groups in which torch's own count equals that of the collectives. In other groups it includes sends and receives."""
     fits: dict[GroupKey, bool] = {}
     for recording in recordings:
         last: dict[GroupKey, int] = {}
@@ -70,39 +72,39 @@ def _counted(recordings: Sequence[Recording], named: dict[str, list[GroupKey]]) 
             last[operation.group] = max(operation.sequence, last.get(operation.group, -1))
         mixed = {message.group for message in recording.messages}
         for group, count in recording.enqueued.items():
-            key = _resolved(group, recording.rank, named)
+            key = _group_of_rank(group, recording.rank, named)
             fits[key] = fits.get(key, True) and group not in mixed and last.get(group, count) == count
         for group in mixed:
-            fits[_resolved(group, recording.rank, named)] = False
+            fits[_group_of_rank(group, recording.rank, named)] = False
     return {key for key, whole in fits.items() if whole}
 
 
-def _seat(
+def _add_recording(
     recording: Recording,
     tables: dict[GroupKey, Table],
     named: dict[str, list[GroupKey]],
     counted: set[GroupKey],
 ) -> None:
-    """Add the recording's rank to ``tables``."""
+    """Adds the recording's rank to ``tables``."""
     for key, table in tables.items():
         if recording.rank in (key.members or table.members):
-            table.seats[recording.rank] = Seat()
+            table.records[recording.rank] = MemberRecord()
     for operation in recording.operations:
-        key = _resolved(operation.group, recording.rank, named)
-        seat = tables[key].seats.setdefault(recording.rank, Seat())
-        seat.by_sequence.setdefault(operation.sequence, []).append(operation)
+        key = _group_of_rank(operation.group, recording.rank, named)
+        record = tables[key].records.setdefault(recording.rank, MemberRecord())
+        record.by_sequence.setdefault(operation.sequence, []).append(operation)
         if operation.pending:
-            seat.pending.setdefault(operation.sequence, operation)
-        seat.last = max(seat.last if seat.last is not None else -1, operation.sequence)
+            record.pending.setdefault(operation.sequence, operation)
+        record.last = max(record.last if record.last is not None else -1, operation.sequence)
     for group, count in recording.enqueued.items():
-        key = _resolved(group, recording.rank, named)
-        found = tables[key].seats.get(recording.rank)
+        key = _group_of_rank(group, recording.rank, named)
+        found = tables[key].records.get(recording.rank)
         if found is not None and key in counted:
             found.last = max(count, found.last if found.last is not None else -1)
 
 
-def _named(recordings: Sequence[Recording]) -> dict[str, list[GroupKey]]:
-    """Known groups by name; without those of unknown members if there are others of the same name."""
+def _groups_by_name(recordings: Sequence[Recording]) -> dict[str, list[GroupKey]]:
+    """Known groups by name. Groups with unknown members are dropped if another one has the same name."""
     keys: dict[str, dict[GroupKey, None]] = {}
     for recording in recordings:
         issued = (operation.group for operation in recording.operations)
@@ -111,8 +113,8 @@ def _named(recordings: Sequence[Recording]) -> dict[str, list[GroupKey]]:
     return {name: [k for k in found if k.members] or list(found) for name, found in keys.items()}
 
 
-def _resolved(key: GroupKey, rank: int, named: dict[str, list[GroupKey]]) -> GroupKey:
-    """The group of this name that ``rank`` is in."""
+def _group_of_rank(key: GroupKey, rank: int, named: dict[str, list[GroupKey]]) -> GroupKey:
+    """The group with this name that contains ``rank``."""
     known = named.get(key.name, [])
     if key in known:
         return key
@@ -133,24 +135,24 @@ class Difference(StrEnum):
     """Kind of difference."""
 
     EXTRA = "extra"
-    """The odd ranks issue one that the others do not, and then the same as they."""
+    """The odd ranks issue an additional collective."""
     LACKING = "lacking"
-    """The odd ranks skip one."""
+    """The odd ranks skip a collective."""
     ORDER = "order"
-    """Both are issued, in different order."""
+    """Ranks issue the same two collectives in different order."""
     OPERATION = "operation"
     SHAPE = "shape"
     DTYPE = "dtype"
 
 
 class Mismatch(msgspec.Struct, frozen=True):
-    """The first difference of a group."""
+    """The first difference in a group."""
 
     group: GroupKey
     sequence: int
     difference: Difference
     odd: tuple[int, ...]
-    """Ranks that differ from most others, or from the group's past; all ranks if undecided."""
+    """Ranks that deviate from the majority, or from the group's past; all ranks if undecided."""
     others: tuple[int, ...]
     by_rank: dict[int, Operation]
 
@@ -162,39 +164,41 @@ class Mismatch(msgspec.Struct, frozen=True):
 
 _Signature = tuple[tuple[str, tuple[str, ...], int], ...]
 
-_INPUTS_ALIKE = frozenset(
+_EQUAL_INPUTS = frozenset(
     ("all_reduce", "all_reduce_barrier", "broadcast", "reduce", "allreduce_coalesced", "_all_gather_base")
 )
 """Collectives whose inputs must have the same number of elements on all ranks."""
-_OUTPUTS_ALIKE = frozenset(("all_gather", "_reduce_scatter_base"))
-"""Collectives whose outputs must. In the others (all_to_all, gather, scatter) sizes may differ by rank."""
+_EQUAL_OUTPUTS = frozenset(("all_gather", "_reduce_scatter_base"))
+"""Collectives whose outputs must have the same number. In all others (all_to_all, gather, scatter) sizes may differ by rank."""
 _ONLY_NAMES = frozenset(("barrier", "all_reduce_barrier"))
 """Collectives without data of the job: only their names are compared."""
 
 
 def first_differences(tables: Sequence[Table]) -> list[Mismatch]:
-    """One mismatch for each group whose pending collectives are at or after a difference, in order of time."""
-    found = (_first(table) for table in tables)
+    """One mismatch for each group with a pending collective at or after its first difference, in order of time."""
+    found = (_first_mismatch(table) for table in tables)
     return sorted((each for each in found if each is not None), key=lambda each: each.since_ns or 0)
 
 
-def _first(table: Table) -> Mismatch | None:
-    seats = {rank: seat for rank, seat in table.seats.items() if seat.by_sequence}
-    pending = [max(seat.pending) for seat in seats.values() if seat.pending]
-    if len(seats) < 2 or not pending:
+def _first_mismatch(table: Table) -> Mismatch | None:
+    records = {rank: record for rank, record in table.records.items() if record.by_sequence}
+    pending = [max(record.pending) for record in records.values() if record.pending]
+    if len(records) < 2 or not pending:
         return None
-    for sequence in sorted({number for seat in seats.values() for number in seat.by_sequence}):
+    for sequence in sorted({number for record in records.values() for number in record.by_sequence}):
         if sequence > max(pending):
             return None
-        issued = {r: seat.by_sequence[sequence] for r, seat in seats.items() if sequence in seat.by_sequence}
+        issued = {
+            r: record.by_sequence[sequence] for r, record in records.items() if sequence in record.by_sequence
+        }
         signatures = {rank: _signature(operations) for rank, operations in issued.items()}
         if len(set(signatures.values())) > 1:
-            return _judged(table, sequence, signatures, {r: each[0] for r, each in issued.items()})
+            return _mismatch_at(table, sequence, signatures, {r: each[0] for r, each in issued.items()})
     return None
 
 
 def _signature(operations: Sequence[Operation]) -> _Signature:
-    """What must be the same on all ranks."""
+    """Properties that must be equal on all ranks."""
     return tuple((each.name, _dtypes(each), _elements(each)) for each in operations)
 
 
@@ -206,12 +210,12 @@ def _dtypes(operation: Operation) -> tuple[str, ...]:
 def _elements(operation: Operation) -> int:
     if operation.name in _ONLY_NAMES:
         return -1
-    if operation.name in _INPUTS_ALIKE:
+    if operation.name in _EQUAL_INPUTS:
         return operation.input_elements
-    return operation.output_elements if operation.name in _OUTPUTS_ALIKE else -1
+    return operation.output_elements if operation.name in _EQUAL_OUTPUTS else -1
 
 
-def _judged(
+def _mismatch_at(
     table: Table, sequence: int, signatures: dict[int, _Signature], issued: dict[int, Operation]
 ) -> Mismatch:
     counts = Counter(signatures.values())
@@ -230,9 +234,9 @@ def _judged(
 
 
 def _due(table: Table, sequence: int, signatures: Collection[_Signature]) -> _Signature | None:
-    """The signature that was due by the group's past, in the longest recording: by its period, or as the only one that followed the same
-    collective before. None if undecided."""
-    known = max(table.seats.values(), key=lambda seat: len(seat.by_sequence))
+    """The signature expected from the group's past, in the longest recording: by its period, or because no other one followed
+    the preceding collective before. None if undecided."""
+    known = max(table.records.values(), key=lambda record: len(record.by_sequence))
     past = {number: _signature(each) for number, each in known.by_sequence.items() if number < sequence}
     before = {each: [number for number, other in past.items() if other == each] for each in signatures}
     found = due(before, sequence)
@@ -255,8 +259,8 @@ def _difference(
 ) -> Difference:
     one = odd[0]
     other = others[0] if others else next(r for r in odd if signatures[r] != signatures[one])
-    mine, theirs = (_at(table, rank, sequence) for rank in (one, other))
-    my_next, their_next = (_at(table, rank, sequence + 1) for rank in (one, other))
+    mine, theirs = (_signature_at(table, rank, sequence) for rank in (one, other))
+    my_next, their_next = (_signature_at(table, rank, sequence + 1) for rank in (one, other))
     alike = mine is not None and theirs is not None and mine[0][0] == theirs[0][0]
     if mine and theirs and alike and mine[0][1] != theirs[0][1]:
         return Difference.DTYPE
@@ -271,6 +275,6 @@ def _difference(
     return Difference.SHAPE if alike else Difference.OPERATION
 
 
-def _at(table: Table, rank: int, sequence: int) -> _Signature | None:
-    operations = table.seats[rank].by_sequence.get(sequence)
+def _signature_at(table: Table, rank: int, sequence: int) -> _Signature | None:
+    operations = table.records[rank].by_sequence.get(sequence)
     return _signature(operations) if operations else None

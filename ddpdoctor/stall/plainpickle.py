@@ -12,39 +12,39 @@ from typing import Any
 MOST_BYTES = 64 << 20
 """Largest dump; one of 20,000 collectives with their stacks has half of this size."""
 MOST_CONTAINERS = 2 << 20
-"""Most lists, tuples and dicts of a dump, pickled or in JSON: an empty one takes one byte in a file and sixty in memory."""
+"""Most lists, tuples and dicts of a dump, pickled or in JSON. An empty one takes one byte in a file and sixty in memory."""
 _MOST_VALUES = 20_000_000
-"""Most opcodes, and most values of the result, shared values counted at each reference."""
-_LETTERS_A_VALUE = 256
+"""Most opcodes, and most values of the result; shared values are counted at each reference."""
+_CHARACTERS_PER_VALUE = 256
 """Characters of a string that count as one value."""
 
 _MARK = object()
-_CALLS = {
+_REFUSED_OPCODES = {
     **dict.fromkeys((0x63, 0x93, 0x69), "it names a class or a function"),
     **dict.fromkeys((0x52, 0x81, 0x92, 0x62, 0x6F), "it asks for a call"),
     **dict.fromkeys((0x50, 0x51), "it refers to something outside the file"),
     **dict.fromkeys((0x82, 0x83, 0x84), "it uses an extension"),
 }
-"""Opcodes by which a pickle could run code, with the reason for the refusal."""
+"""Opcodes with which a pickle could run code → reason for the refusal."""
 _LONGEST_KEY = 1024
-"""Most characters of a key. Keys must be strings, as in torch's dumps: string hashes are randomised, while integers can be chosen so that
-all collide in a dict."""
+"""Most characters of a key. Keys must be strings, as in torch's dumps: string hashes are randomised, while integers can be chosen so
+that all collide in a dict."""
 _CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False}
 _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
 _MOST_DIGITS_BYTES = 8
-"""Longest integer, bytes."""
-_HOLDERS = (list, tuple, dict)
-_MORE = "it holds more values than any flight recorder keeps"
+"""Longest integer, in bytes."""
+_CONTAINERS = (list, tuple, dict)
+_TOO_MANY_VALUES = "it holds more values than any flight recorder keeps"
 _BINGET, _LONG_BINGET, _BINPUT, _LONG_BINPUT, _MEMOIZE = 0x68, 0x6A, 0x71, 0x72, 0x94
 _LENGTHS = {0x58: struct.Struct("<I"), 0x8C: struct.Struct("<B"), 0x8D: struct.Struct("<Q")}
-"""Opcodes of strings, and how their lengths are written."""
+"""Opcode of a string → format of its length."""
 _NUMBERS = {
     0x4A: struct.Struct("<i"),
     0x4B: struct.Struct("<B"),
     0x4D: struct.Struct("<H"),
     0x47: struct.Struct(">d"),
 }
-"""Opcodes of numbers of one size; ``_LONG1`` has a length."""
+"""Opcodes of numbers of a fixed size; ``_LONG1`` has a length."""
 _LONG1 = 0x8A
 _EMPTY_DICT, _EMPTY_LIST, _EMPTY_TUPLE, _POP_MARK = 0x7D, 0x5D, 0x29, 0x28
 _APPENDS, _APPEND, _SETITEMS, _SETITEM, _TUPLE = 0x65, 0x61, 0x75, 0x73, 0x74
@@ -54,7 +54,7 @@ _WORD = struct.Struct("<I").unpack_from
 
 
 class NotPlainError(ValueError):
-    """The file is no pickle of plain values; the text says why, as part of a sentence."""
+    """The file is not a pickle of plain values. The message gives the reason as part of a sentence."""
 
 
 def read_plain(data: bytes) -> Any:
@@ -64,7 +64,7 @@ def read_plain(data: bytes) -> Any:
     try:
         value, is_shared = _value(data)
         if is_shared:
-            _weigh(value)
+            _check_weight(value)
         return value
     except (IndexError, struct.error):
         raise NotPlainError("it is cut off") from None
@@ -73,8 +73,8 @@ def read_plain(data: bytes) -> Any:
 
 
 def _value(data: bytes) -> tuple[Any, bool]:  # noqa: C901
-    """The value, and whether it refers to containers more than once. One pass over the opcodes, the most frequent ones first: a dump
-    has hundreds of thousands."""
+    """(value, whether it refers to a container more than once). One pass over the opcodes, the most frequent ones first: a dump has
+    hundreds of thousands."""
     stack: list[Any] = []
     memo = _Memo()
     containers = at = 0
@@ -82,7 +82,7 @@ def _value(data: bytes) -> tuple[Any, bool]:  # noqa: C901
         code = data[at]
         at += 1
         if code == _BINGET:
-            stack.append(memo.again(data[at]))
+            stack.append(memo.reference(data[at]))
             at += 1
         elif code == _POP_MARK:
             stack.append(_MARK)
@@ -99,7 +99,7 @@ def _value(data: bytes) -> tuple[Any, bool]:  # noqa: C901
             values = _since_mark(stack)
             list.extend(stack[-1], values)
         elif code == _LONG_BINGET:
-            stack.append(memo.again(_WORD(data, at)[0]))
+            stack.append(memo.reference(_WORD(data, at)[0]))
             at += 4
         elif code == _LONG_BINPUT:
             memo[_WORD(data, at)[0]] = stack[-1]
@@ -129,27 +129,27 @@ def _value(data: bytes) -> tuple[Any, bool]:  # noqa: C901
             stack.append(number)
         else:
             containers += code in _TUPLE_CODES
-            _build(stack, code)
+            _execute_rare_opcode(stack, code)
         if containers > MOST_CONTAINERS:
             break
-    raise NotPlainError(_MORE)
+    raise NotPlainError(_TOO_MANY_VALUES)
 
 
 class _Memo(dict[int, Any]):
     """Values that the file defines once and refers to by number."""
 
     is_shared = False
-    """Whether a container was referred to: only then can the value be larger than the file, or contain itself."""
-    letters = 0
-    """Characters of strings at all references."""
+    """Whether a container was referred to. Only then can the value be larger than the file, or contain itself."""
+    characters = 0
+    """Characters of strings, counted at each reference."""
 
-    def again(self, number: int) -> Any:
+    def reference(self, number: int) -> Any:
         value = self[number]
         if type(value) is str:
-            self.letters += len(value)
-            if self.letters > _LETTERS_A_VALUE * _MOST_VALUES:
-                raise NotPlainError(_MORE)
-        elif isinstance(value, _HOLDERS):
+            self.characters += len(value)
+            if self.characters > _CHARACTERS_PER_VALUE * _MOST_VALUES:
+                raise NotPlainError(_TOO_MANY_VALUES)
+        elif isinstance(value, _CONTAINERS):
             self.is_shared = True
         return value
 
@@ -160,8 +160,8 @@ def _check_keys(keys: list[Any]) -> None:
             raise NotPlainError("what stands for a key in it is no text of at most a thousand letters")
 
 
-def _weigh(value: Any) -> None:
-    """Refuse a value that contains itself, or that is too large because of shared parts. Raises :class:`NotPlainError`."""
+def _check_weight(value: Any) -> None:
+    """Checks that a value does not contain itself and is not too large because of shared parts. Raises :class:`NotPlainError`."""
     weights: dict[int, int] = {}
     todo: list[Any] = [value]
     while todo:
@@ -173,9 +173,9 @@ def _weigh(value: Any) -> None:
                 weights[id(each)] = _weight(each, weights)
             continue
         if isinstance(each, dict):
-            parts = [part for part in each.values() if part and isinstance(part, _HOLDERS)]
+            parts = [part for part in each.values() if part and isinstance(part, _CONTAINERS)]
         elif isinstance(each, list | tuple):
-            parts = [part for part in each if part and isinstance(part, _HOLDERS)]
+            parts = [part for part in each if part and isinstance(part, _CONTAINERS)]
         else:
             return
         weights[id(each)] = 0
@@ -189,16 +189,16 @@ def _weight(container: Any, weights: dict[int, int]) -> int:
     parts = (*container, *container.values()) if isinstance(container, dict) else container
     for part in parts:
         if isinstance(part, str):
-            weight += 1 + len(part) // _LETTERS_A_VALUE
+            weight += 1 + len(part) // _CHARACTERS_PER_VALUE
         else:
             weight += weights.get(id(part), 1)
     if weight > _MOST_VALUES:
-        raise NotPlainError(_MORE)
+        raise NotPlainError(_TOO_MANY_VALUES)
     return weight
 
 
 def _text(data: bytes, length: struct.Struct, at: int) -> tuple[str, int]:
-    """(String with its length at ``at``, position after it)."""
+    """(string with its length at ``at``, position after it)."""
     begin = at + length.size
     end = begin + length.unpack_from(data, at)[0]
     if end > len(data):
@@ -207,7 +207,7 @@ def _text(data: bytes, length: struct.Struct, at: int) -> tuple[str, int]:
 
 
 def _long_number(data: bytes, at: int) -> tuple[int, int]:
-    """(Integer with its length at ``at``, position after it)."""
+    """(integer with its length at ``at``, position after it)."""
     length = data[at]
     end = at + 1 + length
     if length > _MOST_DIGITS_BYTES:
@@ -217,8 +217,8 @@ def _long_number(data: bytes, at: int) -> tuple[int, int]:
     return int.from_bytes(data[at + 1 : end], "little", signed=True), end
 
 
-def _build(stack: list[Any], code: int) -> None:
-    """The less frequent containers."""
+def _execute_rare_opcode(stack: list[Any], code: int) -> None:
+    """Executes the less frequent opcodes."""
     if code in _TUPLES:
         many = _TUPLES[code]
         if len(stack) < many:
@@ -236,11 +236,11 @@ def _build(stack: list[Any], code: int) -> None:
         _check_keys([key])
         dict.__setitem__(stack[-1], key, value)
     else:
-        raise NotPlainError(_CALLS.get(code, "it holds more than plain values"))
+        raise NotPlainError(_REFUSED_OPCODES.get(code, "it holds more than plain values"))
 
 
 def _since_mark(stack: list[Any]) -> list[Any]:
-    """Remove the values since the last mark from the stack, with the mark, and return them."""
+    """Removes the last mark and the values after it from the stack, and returns the values."""
     place = len(stack) - 1
     while stack[place] is not _MARK:
         place -= 1

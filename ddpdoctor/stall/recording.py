@@ -1,5 +1,5 @@
-"""Reads the flight recorder dump of one rank, of any torch version: process groups, and operations issued in each; and stacks of dumps
-and run directories as lines of the user's program with their callers."""
+"""Reads the flight recorder dump of one rank, of any torch version: process groups and the operations issued in each. Also converts stacks
+of dumps and run directories to lines of the user's program with their callers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .dumps import PICKLE
 from .plainpickle import MOST_BYTES, MOST_CONTAINERS, NotPlainError, read_plain
 
 _MOST_VALUES = 6 << 20
-"""Most values of a dump in JSON: four times those of a 64 MiB dump as torch writes it."""
+"""Most values of a dump in JSON: four times those of a 64 MiB dump written by torch."""
 
 
 def read_dump(path: str, rank: int, known: Mapping[str, GroupKey] | None = None) -> Recording | str:
-    """The dump in the file ``path``, or a sentence why it cannot be read. ``known``: groups that it need not list."""
+    """The dump in the file ``path``, or a sentence why it cannot be read. ``known``: groups that the dump may omit."""
     try:
         data = read_bounded(path, MOST_BYTES, follow=True)
         if not data:
@@ -38,7 +38,7 @@ def read_dump(path: str, rank: int, known: Mapping[str, GroupKey] | None = None)
 
 
 def _json(data: bytes) -> Any:
-    """Decode JSON. Raises ValueError with the reason as text."""
+    """Decodes JSON. Raises ValueError with the reason as text."""
     containers = data.count(b"[") + data.count(b"{")
     if containers > MOST_CONTAINERS or containers + data.count(b",") > _MOST_VALUES:
         raise ValueError("it holds more values than any recorder writes")
@@ -51,15 +51,15 @@ _MOST_RANKS = 1_000_000
 _MOST_MEMBERS = 4_000_000
 """Most members of all groups of one dump together."""
 _MOST_LETTERS, _MOST_PATH = 200, 4096
-"""Most characters of a name, and of a path; longer ones are ignored."""
+"""Most characters of a name and of a path; longer ones are ignored."""
 _MOST_TENSORS, _MOST_DIMENSIONS, _MOST_FRAMES = 4096, 64, 512
 MOST_CALLERS = 8
-"""Most callers of a line; stack samples keep as many."""
+"""Most callers of a line, as in stack samples."""
 MOST_FRAMES = 64
 """Most frames of a stack in a report."""
 DEFAULT_DESCRIPTION = "default_pg"
 """torch's description of the group of all ranks."""
-_LATEST = 1 << 62
+_MAX_NUMBER = 1 << 62
 """Upper bound of numbers and of epoch nanoseconds (the year 2116)."""
 _P2P = re.compile(r"(send|recv)\b(?: (\d+)(->|<-)(\d+))?")
 _COALESCED = "coalesced"
@@ -67,7 +67,7 @@ _FINISHED = "completed"
 
 
 class NoDumpError(ValueError):
-    """The document is no flight recorder dump; the text says why, as part of a sentence."""
+    """The document is not a flight recorder dump. The message gives the reason as part of a sentence."""
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -75,9 +75,9 @@ class Operation(msgspec.Struct, frozen=True):
 
     group: GroupKey
     sequence: int
-    """Sequence number among the group's collectives; a send or receive has that of the last collective before it."""
+    """Sequence number among the group's collectives; a send or receive has that of the preceding collective."""
     name: str
-    """``all_reduce``, ``send 0->1``: torch's name without the backend's."""
+    """torch's name without the backend: ``all_reduce``, ``send 0->1``."""
     backend: str
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
@@ -86,9 +86,9 @@ class Operation(msgspec.Struct, frozen=True):
     """Issued and not finished."""
     created_ns: int | None
     order: int
-    """Position among all operations of the rank."""
+    """Index among all operations of the rank."""
     pair: tuple[int, int] | None = None
-    """(Sender, receiver) of a send or receive, as ranks within the group."""
+    """(sender, receiver) of a send or receive, as ranks within the group."""
     frames: tuple[CodeLine, ...] = ()
     """Innermost first."""
 
@@ -102,7 +102,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 class GroupKey(msgspec.Struct, frozen=True):
-    """A process group. Ranks that split a group may have several of one name, of which each rank knows its own."""
+    """A process group. Ranks that split a group may have several with the same name; each rank knows only its own."""
 
     name: str
     description: str = ""
@@ -110,13 +110,13 @@ class GroupKey(msgspec.Struct, frozen=True):
     """Global ranks; None if the dump does not list them."""
 
     def __hash__(self) -> int:
-        """Without most of the members: keys are looked up once for each operation, and a group may have many."""
+        """Uses only the first member: keys are looked up for every operation, and a group may have many members."""
         members = self.members or ()
         return hash((self.name, self.description, len(members), members[:1]))
 
     @property
     def words(self) -> str:
-        """As a report names it."""
+        """The group's name in reports."""
         described = self.description if self.description not in ("", "undefined") else ""
         return f"{described} ({self.name})" if described and described != self.name else self.name
 
@@ -135,16 +135,16 @@ class Recording(msgspec.Struct, frozen=True):
     enqueued: dict[GroupKey, int] = msgspec.field(default_factory=dict)
     """Number of the last operation of each group by torch's own count, which includes sends and receives."""
     first_ns: int | None = None
-    """When the oldest operation in the dump was issued."""
-    forgotten: bool = False
+    """When the oldest operation in the dump was issued, epoch ns."""
+    overwritten: bool = False
     """Whether older operations were overwritten."""
     written_ns: int | None = None
     is_listed: bool = True
-    """Whether it lists operations, so that what is not listed as unfinished is finished; else it has numbers alone."""
+    """Whether it lists operations, so that operations not listed as unfinished are finished; otherwise it has only numbers."""
 
     @property
     def pending(self) -> list[Operation]:
-        """What is issued and not finished, in the order of issue."""
+        """Operations issued and not finished, in the order of issue."""
         issued = (*self.operations, *self.messages)
         return sorted((each for each in issued if each.pending), key=lambda each: each.order)
 
@@ -162,7 +162,7 @@ def recording_of(
     written_ns: int | None = None,
     known: Mapping[str, GroupKey] | None = None,
 ) -> Recording:
-    """Parse the dump in ``document``. ``known``: groups that it need not list. Raises :class:`NoDumpError`."""
+    """Parses the dump in ``document``. ``known``: groups that the dump may omit. Raises :class:`NoDumpError`."""
     if isinstance(document, list):
         document = {"entries": document}
     if not isinstance(document, Mapping) or not isinstance(document.get("entries", ()), list | tuple):
@@ -184,8 +184,8 @@ def recording_of(
         is_message = bool(entry.get("is_p2p")) or operation.pair is not None or _P2P.match(operation.name)
         (messages if is_message else collectives).append(operation)
     collectives = _without_batches(collectives, messages)
-    enqueued = _status(document.get("pg_status"), groups, ids)
-    oldest = min((_whole(entry.get("record_id", entry.get("id"))) or 0 for entry in entries), default=0)
+    enqueued = _enqueued_counts(document.get("pg_status"), groups, ids)
+    oldest = min((_integer(entry.get("record_id", entry.get("id"))) or 0 for entry in entries), default=0)
     moments = [each.created_ns for each in (*collectives, *messages) if each.created_ns is not None]
     return Recording(
         rank=rank,
@@ -195,7 +195,7 @@ def recording_of(
         messages=messages,
         enqueued=enqueued,
         first_ns=min(moments, default=None),
-        forgotten=oldest > 0,
+        overwritten=oldest > 0,
         written_ns=written_ns,
     )
 
@@ -224,7 +224,7 @@ def _groups(config: Any) -> dict[str, GroupKey]:
 
 
 def _members(ranks: Any) -> tuple[int, ...] | None:
-    """Global ranks, which torch writes as the text of a list."""
+    """Global ranks; torch writes them as the text of a list."""
     if isinstance(ranks, str):
         try:
             ranks = parsed(ranks.encode())[0]
@@ -232,7 +232,9 @@ def _members(ranks: Any) -> tuple[int, ...] | None:
             return None
     if not isinstance(ranks, list | tuple) or len(ranks) > _MOST_RANKS:
         return None
-    members = [number for each in ranks if (number := _whole(each)) is not None and 0 <= number < _MOST_RANKS]
+    members = [
+        number for each in ranks if (number := _integer(each)) is not None and 0 <= number < _MOST_RANKS
+    ]
     return tuple(members) if len(members) == len(ranks) else None
 
 
@@ -241,7 +243,7 @@ def _operation(entry: Mapping[str, Any], groups: Mapping[str, GroupKey], order: 
     name, description = _text(entry.get("pg_name", entry.get("pg_id"))), ""
     if isinstance(group, list | tuple) and group:
         name, description = _text(group[0]), _text(group[1]) if len(group) > 1 else ""
-    sequence = _whole(entry.get("collective_seq_id", entry.get("seq_id")))
+    sequence = _integer(entry.get("collective_seq_id", entry.get("seq_id")))
     called = entry.get("profiling_name")
     if sequence is None or not isinstance(called, str):
         return None
@@ -256,7 +258,7 @@ def _operation(entry: Mapping[str, Any], groups: Mapping[str, GroupKey], order: 
         outputs=_sizes(entry.get("output_sizes")),
         input_dtypes=_texts(entry.get("input_dtypes")),
         pending=entry.get("state") != _FINISHED and not entry.get("retired"),
-        created_ns=_whole(entry.get("time_created_ns")),
+        created_ns=_integer(entry.get("time_created_ns")),
         order=order,
         pair=_pair(pair),
         frames=tuple(_lines(entry.get("frames"))),
@@ -271,25 +273,27 @@ def _pair(found: re.Match[str] | None) -> tuple[int, int] | None:
     return (left, right) if found[3] == "->" else (right, left)
 
 
-def _status(status: Any, groups: Mapping[str, GroupKey], ids: Mapping[int, GroupKey]) -> dict[GroupKey, int]:
-    """Torch's own counts by group."""
+def _enqueued_counts(
+    status: Any, groups: Mapping[str, GroupKey], ids: Mapping[int, GroupKey]
+) -> dict[GroupKey, int]:
+    """torch's own counts by group."""
     if not isinstance(status, Mapping):
         return {}
-    by_id = {number: about for key, about in status.items() if (number := _whole(key)) is not None}
+    by_id = {number: about for key, about in status.items() if (number := _integer(key)) is not None}
     enqueued = {}
-    for number, group in _keys_of(sorted(by_id), groups, ids).items():
+    for number, group in _groups_by_number(sorted(by_id), groups, ids).items():
         about = by_id[number]
-        count = _whole(about.get("last_enqueued_collective")) if isinstance(about, Mapping) else None
+        count = _integer(about.get("last_enqueued_collective")) if isinstance(about, Mapping) else None
         if count is not None and count >= 0:
             enqueued[group] = count
     return enqueued
 
 
-def _keys_of(
+def _groups_by_number(
     numbers: list[int], groups: Mapping[str, GroupKey], ids: Mapping[int, GroupKey]
 ) -> dict[int, GroupKey]:
-    """Number of a group within its process → the group. Numbers and names are both assigned in the order of creation, so they are paired in
-    that order if there are equally many and the issued operations agree."""
+    """Number of a group within its process → the group. Both numbers and names are assigned in the order of creation, so they are paired in
+    that order if there are equally many of them and the issued operations agree."""
     known = {number: ids[number] for number in numbers if number in ids}
     names = [name for name in groups if name.isdecimal()]
     if len(names) != len(groups) or len(names) != len(numbers):
@@ -298,19 +302,19 @@ def _keys_of(
     return paired if all(paired[number] == key for number, key in known.items()) else known
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     """An integer, which may be text in JSON; None if out of range."""
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         return None
-    return value if -1 <= value < _LATEST else None
+    return value if -1 <= value < _MAX_NUMBER else None
 
 
 def _text(value: Any, most: int = _MOST_LETTERS) -> str:
-    """A string, or an integer as a string; empty for any other value."""
+    """A string, or an integer as a string; "" for any other value."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return str(value) if abs(value) < _LATEST else ""
+        return str(value) if abs(value) < _MAX_NUMBER else ""
     return value if isinstance(value, str) and len(value) <= most else ""
 
 
@@ -318,7 +322,7 @@ def _sizes(sizes: Any) -> tuple[tuple[int, ...], ...]:
     if not isinstance(sizes, list | tuple):
         return ()
     return tuple(
-        tuple(number for each in size[:_MOST_DIMENSIONS] if (number := _whole(each)) is not None)
+        tuple(number for each in size[:_MOST_DIMENSIONS] if (number := _integer(each)) is not None)
         for size in sizes[:_MOST_TENSORS]
         if isinstance(size, list | tuple)
     )
@@ -334,11 +338,13 @@ def _lines(frames: Any) -> Iterator[CodeLine]:
     for frame in frames[:_MOST_FRAMES] if isinstance(frames, list | tuple) else ():
         file = frame.get("filename") if isinstance(frame, Mapping) else None
         if isinstance(file, str) and 0 < len(file) <= _MOST_PATH:
-            yield CodeLine(file, max(_whole(frame.get("line")) or 0, 0), _text(frame.get("name"), _MOST_PATH))
+            yield CodeLine(
+                file, max(_integer(frame.get("line")) or 0, 0), _text(frame.get("name"), _MOST_PATH)
+            )
 
 
 def lines_of(frames: Any) -> list[CodeLine]:
-    """``[[file, line, function], ...]`` of a run directory, the innermost first."""
+    """``[[file, line, function], ...]`` of a run directory as lines, the innermost first."""
     lines = []
     for frame in frames if isinstance(frames, list) else ():
         match frame:
@@ -347,14 +353,14 @@ def lines_of(frames: Any) -> list[CodeLine]:
     return lines[:MOST_FRAMES]
 
 
-def is_users(line: CodeLine) -> bool:
-    """Whether it belongs to the user's program, by its path."""
+def is_user_line(line: CodeLine) -> bool:
+    """Whether its path is in the user's program."""
     return not is_library(line.file)
 
 
 def place_of(stack: Sequence[CodeLine]) -> Where | None:
     """The innermost line of the user's program in a stack, with its callers; None if there is none."""
-    own = [line for line in stack if is_users(line)]
+    own = [line for line in stack if is_user_line(line)]
     if not own:
         return None
     first, *callers = own
@@ -371,5 +377,5 @@ def distinct_places(places: Sequence[Where | None]) -> list[Where]:
 
 
 def stack_of(frames: Sequence[TextFrame]) -> list[CodeLine]:
-    """Frames of faulthandler's text, the innermost first."""
+    """Frames of faulthandler's text as lines, the innermost first."""
     return [CodeLine(file, line, function) for file, line, function in frames[:MOST_FRAMES]]

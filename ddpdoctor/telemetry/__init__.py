@@ -1,4 +1,4 @@
-"""Samples of GPUs, host and the ranks' processes during a run, once per host; a running job's records for ``watch`` and Prometheus."""
+"""Samples GPUs, host and the ranks' processes during a run, once per host; reads a running job's records for ``watch`` and Prometheus."""
 
 from __future__ import annotations
 

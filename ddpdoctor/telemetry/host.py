@@ -1,5 +1,4 @@
-"""Samples of this host, from /proc and its control groups; the control groups of any process, v1 and v2: CPU and memory limits, and free
-memory.
+"""Samples this host from /proc, and reads the control groups (v1 and v2) of a process: CPU and memory limits, and free memory.
 
 Rates are over the time since the previous sample and null in the first one. Values that are not available are null.
 Sources: Linux Documentation/admin-guide/cgroup-v2.rst (cpu.max, memory.max) and, for v1, scheduler/sched-bwc.rst.
@@ -15,13 +14,13 @@ from typing import Any
 
 from ddpdoctor.rundir.notes import Note
 
-# v1 writes the largest page-aligned number for "no limit"; no real limit is near it.
+# cgroup v1 writes the largest page-aligned number for "no limit"; real limits are far smaller.
 _NO_LIMIT_BYTES = 1 << 60
 _MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 
 class Cgroup:
-    """The folders of a process's cgroup, from its own up to the root: any level may have a limit."""
+    """The folders of a process's cgroup, from its own level up to the root: any level may have a limit."""
 
     def __init__(self, proc: Path = Path("/proc/self")) -> None:
         self.version: int | None = None
@@ -46,17 +45,17 @@ class Cgroup:
             self._cpu = self._memory = self._unified
 
     def cpu_limit_cores(self) -> float | None:
-        """The lowest CPU limit of all levels; None for no cgroup or no limit."""
+        """Lowest CPU limit of all levels, in cores; None without a cgroup or a limit."""
         return min(
             (limit for level in self._cpu if (limit := _cpu_limit_cores(level)) is not None), default=None
         )
 
     def memory_limit_bytes(self) -> int | None:
-        """The lowest memory limit of all levels, in bytes; None for no cgroup or no limit."""
+        """Lowest memory limit of all levels, in bytes; None without a cgroup or a limit."""
         return min((limit for limit, _, _ in self._limited()), default=None)
 
     def free_memory_bytes(self) -> int | None:
-        """Free memory below the limits, in bytes, page caches counted as free; None without a limit."""
+        """Smallest amount of free memory below the limits of all levels, in bytes; page cache counts as free. None without a limit."""
         free = []
         for limit, used, level in self._limited():
             if used is not None:
@@ -66,7 +65,7 @@ class Cgroup:
         return min(free, default=None)
 
     def _limited(self) -> Iterator[tuple[int, int | None, Path]]:
-        """Limit and use in bytes of each level that limits memory."""
+        """(Limit, usage, folder) of each level that limits memory. Bytes; the usage is None if unknown."""
         for level in self._memory:
             for limits, uses in _MEMORY_FILES:
                 limit = _number(level / limits)
@@ -74,7 +73,7 @@ class Cgroup:
                     yield limit, _number(level / uses), level
 
     def oom_kills(self) -> int | None:
-        """Processes of the own level that the kernel killed for lack of memory; None if it does not count them."""
+        """Number of OOM kills in the process's own level; None if the kernel does not count them."""
         for level in self._memory[:1]:
             for name in ("memory.events", "memory.oom_control"):
                 count = _counts(level / name).get("oom_kill")
@@ -94,7 +93,7 @@ def _mounts(mountinfo: Path) -> Iterator[tuple[str, str, Path, list[str]]]:
 
 
 def _levels(point: Path, root: str, path: str) -> list[Path]:
-    """The own folder, then its parents up to the mount. A container may see only a part of the tree."""
+    """The cgroup's own folder, then its parents up to the mount point. A container may see only a part of the tree."""
     own = PurePosixPath(path)
     relative = own.relative_to(root) if own.is_relative_to(root) else PurePosixPath()
     folder = point / str(relative).lstrip("/")
@@ -128,7 +127,7 @@ def _number(path: Path) -> int | None:
 
 
 def _counts(path: Path) -> dict[str, int]:
-    """Name → number, from lines that begin with a name, an optional colon, and a number; {} if it cannot be read."""
+    """Number by name, from lines that begin with a name, an optional colon, and a number; {} if the file cannot be read."""
     try:
         words = [line.replace(":", " ").split() for line in path.read_text().splitlines()]
     except OSError:
@@ -149,7 +148,7 @@ HOST_FIELDS = (
 
 
 def numa_nodes(file: str = "/sys/devices/system/node/has_cpu") -> int | None:
-    """Number of NUMA nodes that have CPUs (others are memory, such as a GPU's); None where the kernel does not say it."""
+    """Number of NUMA nodes that have CPUs (others have memory only, such as a GPU's); None if unknown."""
     try:
         text = Path(file).read_text(encoding="ascii").strip()
         spans = [span.split("-") for span in text.split(",") if span]
@@ -159,7 +158,7 @@ def numa_nodes(file: str = "/sys/devices/system/node/has_cpu") -> int | None:
 
 
 class HostSampler:
-    """``facts`` are read once, ``sample()`` each time. Each kind of failure becomes one entry in ``notes``."""
+    """Samples this host. ``facts`` are read once, ``sample()`` each time. Each kind of failure adds one entry to ``notes``."""
 
     def __init__(self) -> None:
         self.notes: list[Note] = []
@@ -213,7 +212,7 @@ class HostSampler:
         if before is None:
             return {}
         spent = {kind: ticks - before.get(kind, 0) for kind, ticks in now.items()}
-        # Guest time is part of user time already.
+        # User time includes guest time.
         total = sum(spent.values()) - spent.get("guest", 0) - spent.get("guest_nice", 0)
         if total <= 0:
             return {}
@@ -232,7 +231,7 @@ class HostSampler:
 
 
 def rate(now: float | None, before: float | None, elapsed_s: float) -> float | None:
-    """Counts per second; None without two readings, without time between, or for a counter that was reset."""
+    """Counts per second; None without two readings, without elapsed time, or for a counter that was reset."""
     if now is None or before is None or elapsed_s <= 0 or now < before:
         return None
     return (now - before) / elapsed_s
@@ -256,7 +255,7 @@ def _cpu_ticks() -> dict[str, int]:
 
 
 def swapped_bytes() -> tuple[int | None, int | None]:
-    """Bytes swapped in and out since boot; None where the kernel does not say it."""
+    """Bytes swapped in and out since boot; None if unknown."""
     pages = _counts(Path("/proc/vmstat"))
     found = (pages.get(name) for name in ("pswpin", "pswpout"))
     into, out = (None if count is None else count * _SWAPPED_PAGE_BYTES for count in found)

@@ -1,6 +1,6 @@
 """Reads a run directory while its job runs, for ``ddpdoctor watch`` and the Prometheus exporter.
 
-Each refresh reads files from where the last one ended, so its cost does not grow with the run.
+Each refresh continues at the position in each file at which the last one ended, so its cost does not grow with the run.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ from ddpdoctor.rundir.stepevents import EventField, EventKind, LineField, rename
 from ddpdoctor.rundir.typed import TELEMETRY_SAMPLE, fitting, is_moment
 
 KEPT_STEPS = 200
-"""Newest steps kept of each rank."""
+"""Number of newest steps kept for each rank."""
 KEPT_FULL = 128
-"""Newest steps recorded in full that are kept of each rank: enough that ranks that thin by different powers of two have some in common."""
+"""Number of newest steps recorded in full that are kept for each rank. Enough that ranks whose logs are thinned by different powers of two
+have some of them in common."""
 RECENT_STEPS = 20
-"""Newest steps over which medians are taken."""
+"""Number of newest steps for medians."""
 _SILENT_S, _SILENT_STEPS = 10.0, 10
-"""``watch`` warns if no step was finished for so many seconds and so many times the usual step time."""
+"""``watch`` warns if no step was finished for this many seconds and this many times the usual step time."""
 
 _CLASSES = 50
-"""Classes of step times from one time to twice as much."""
+"""Number of histogram classes of step times per factor of two."""
 LOOK_BYTES = 8 << 20
-"""Most bytes read of a file at a refresh. Of a longer backlog, as at first, only the end is read."""
+"""Most bytes of a file read per refresh. Of a longer backlog, for example at the first refresh, only the end is read."""
 
 
 _Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 
 
 class LivePhase(str, Enum):
-    """Phase of the training thread, by the events of its step; a live view prints the names."""
+    """Phase of the training thread, from the events of its step. The live view prints the names."""
 
     DATA = "data"
     FORWARD = "forward"
@@ -55,7 +56,7 @@ class LivePhase(str, Enum):
     EVALUATION = "evaluation"
     CHECKPOINT = "checkpoint"
     OTHER = "other"
-    """In no event: Python between the phases, logging, metrics."""
+    """Time outside of events: Python code between the phases, logging, metrics."""
 
 
 _PHASES: Mapping[str, LivePhase] = {
@@ -72,12 +73,12 @@ _PHASES: Mapping[str, LivePhase] = {
     EventKind.SAVE: LivePhase.CHECKPOINT,
     EventKind.LOAD: LivePhase.CHECKPOINT,
 }
-"""Phase of each kind of event. During other events, such as a garbage collection, the phase around them continues."""
+"""Phase by kind of event. Other events, such as a garbage collection, belong to the phase around them."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveStep:
-    """One step of one rank. Times in ns; missing values None."""
+    """One step of one rank. Times in ns; missing values are None."""
 
     number: int
     start_ns: int
@@ -87,9 +88,9 @@ class LiveStep:
     data_wait_ns: int | None = None
     samples: int | None = None
     arrival_ns: int | None = None
-    """Epoch ns at which this rank's last gradient was ready: on a GPU, when the host had issued it."""
+    """Epoch ns at which this rank's last gradient was ready; on a GPU, at which the host had issued it."""
     phases_ns: tuple[tuple[LivePhase, int], ...] = ()
-    """Time by phase of the training thread; adds up to the step."""
+    """(Phase, time) of the training thread; the times add up to the step."""
 
     @property
     def duration_ms(self) -> float:
@@ -97,7 +98,7 @@ class LiveStep:
 
 
 class _Event(msgspec.Struct, rename=renamed(EventField)):
-    """The fields of an event that are needed here; :mod:`ddpdoctor.measure.steplog` reads all of them."""
+    """The fields of an event that are needed here. :mod:`ddpdoctor.measure.steplog` reads all fields."""
 
     kind: str
     start_ns: _Nanoseconds = 0
@@ -114,13 +115,13 @@ class LiveLine(msgspec.Struct, rename=renamed(LineField)):
 
     step: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None = None
     time_ns: tuple[_Nanoseconds, _Nanoseconds] | int | None = None
-    # No bounds for the integer alone: msgspec 0.22 crashes in the garbage collection after it decoded such a union.
+    # The plain integer of this union has no bounds: with them, msgspec 0.22 crashes in a garbage collection after decoding.
     thin: bool = False
     events: list[_Event] = []
     end: bool = False
 
     def as_step(self) -> LiveStep | None:
-        """The step in this line; None if it holds something else."""
+        """The step in this line; None if the line contains none."""
         if self.step is None or not isinstance(self.time_ns, tuple) or self.time_ns[0] > self.time_ns[1]:
             return None
         if self.thin:
@@ -145,11 +146,11 @@ decode_line = msgspec.json.Decoder(LiveLine).decode
 
 
 def _phases(events: list[_Event], length_ns: int) -> tuple[tuple[LivePhase, int], ...]:
-    """Time by phase, in ns: each moment counts for the innermost event, so a collective within a forward is sync."""
+    """(Phase, time in ns). Each moment counts for the innermost event, so a collective within a forward pass is sync."""
     known = [(event.start_ns, event.duration_ns, _PHASES.get(event.kind)) for event in events]
     spent: dict[LivePhase, int] = {}
     around: list[tuple[int, LivePhase]] = []
-    """(End, phase) of the events around the moment, the outermost first."""
+    """(End, phase) of the events that contain ``at``, the outermost first."""
     at = 0
 
     def advance(until_ns: int) -> None:
@@ -181,7 +182,7 @@ class Lateness:
 
 
 class FileTail:
-    """A file that grows; reads the complete lines added since the last read."""
+    """Reads the complete lines that were appended to a growing file since the last read."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._position = path, 0
@@ -208,7 +209,7 @@ class FileTail:
 
 @dataclass
 class LiveRank:
-    """What one rank has recorded so far."""
+    """The recording of one rank so far."""
 
     rank: int
     host: str
@@ -216,15 +217,15 @@ class LiveRank:
     log: FileTail
     steps: deque[LiveStep] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     in_full: deque[LiveStep] = field(default_factory=lambda: deque(maxlen=KEPT_FULL))
-    """Steps whose events were recorded: in jobs with short steps one block in up to 64."""
+    """Steps whose events were recorded; in jobs with short steps one block of steps in up to 64."""
     ended: bool = False
     """Whether its process group was destroyed, or its process ended without an error."""
     joined_ns: int | None = None
-    """Epoch ns at which its process group was there."""
+    """Epoch ns at which its process group was ready."""
     restarts: int = 0
-    """How often an elastic launcher had started it before, or a command that starts several jobs."""
+    """Number of earlier starts, by an elastic launcher or by a command that starts several jobs."""
     first_ms: float | None = None
-    """Length of step 0, which includes the preparation; None if it was not read."""
+    """Duration of step 0, which includes the preparation; None if it was not read."""
     lengths: Counter[int] = field(default_factory=Counter)
     """Number of steps by :func:`_length_class`."""
 
@@ -254,7 +255,7 @@ class LiveRank:
                 self.ended = True
 
     def usual_ms(self) -> float | None:
-        """Median step time over all steps that were read, without step 0, within 1 %; None without steps."""
+        """Median time of all steps that were read, without step 0, with an error of 1 % at most; None without steps."""
         half, seen = sum(self.lengths.values()) / 2, 0
         for each in sorted(self.lengths):
             seen += self.lengths[each]
@@ -263,17 +264,17 @@ class LiveRank:
         return None
 
     def since_last_step_s(self) -> float | None:
-        """Seconds since the end of the newest step, by this machine's clock; None before the first one and after the rank's end."""
+        """Seconds since the end of the newest step, by this machine's clock; None before the first step and after the rank's end."""
         if self.ended or not self.steps:
             return None
         return age_s(self.steps[-1].end_ns)
 
     def recent(self, count: int) -> list[LiveStep]:
-        """The newest ``count`` steps, without step 0, which includes the start of the job."""
+        """The newest ``count`` steps, without step 0, which includes the preparation."""
         return [step for step in list(self.steps)[-count:] if step.number > 0]
 
     def recent_in_full(self, count: int) -> list[LiveStep]:
-        """The newest ``count`` steps recorded in full, of any age, without step 0."""
+        """The newest ``count`` steps recorded in full, however old, without step 0."""
         return [step for step in list(self.in_full)[-count:] if step.number > 0]
 
     def full_age_s(self) -> float | None:
@@ -283,7 +284,7 @@ class LiveRank:
 
 
 def _length_class(length_ms: float) -> int:
-    """Steps of about the same length, within 1 %, are of one class."""
+    """Histogram class of a step time, about 1.4 % wide."""
     return round(_CLASSES * math.log2(length_ms))
 
 
@@ -293,14 +294,14 @@ def age_s(moment_ns: int) -> float:
 
 
 class LiveRun:
-    """A run directory that may still grow. ``look()`` reads what is new. Missing or broken files raise nothing."""
+    """A run directory that may still grow. ``look()`` reads what is new. Missing or broken files raise no error."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest: dict[str, Any] = {}
         self.ranks: dict[int, LiveRank] = {}
         self.gone = False
-        """Whether its launcher was killed, so that no end will be recorded, and no rank of this host is left."""
+        """Whether the launcher was killed, so that no end will be recorded, and no rank of this host is left."""
         self.samples: dict[str, dict[str, Any]] = {}
         """Newest telemetry sample by host."""
         self.lateness = Lateness()
@@ -325,12 +326,12 @@ class LiveRun:
             tail = self._telemetry.setdefault(folder.name, FileTail(folder / TELEMETRY_FILE))
             for line in tail.read_new_lines():
                 sample = _sample(line)
-                # The final sample is taken when the ranks are gone.
+                # The final sample is taken after the ranks have ended, so an earlier one is kept.
                 if sample is not None and not (sample.get("final") and folder.name in self.samples):
                     self.samples[folder.name] = sample
 
     def _add(self, folder: Path) -> None:
-        """Add a rank's recording; a newer one (elastic restart) replaces the older."""
+        """Add a rank's recording. After an elastic restart it replaces the earlier one."""
         info = read_rank(str(folder), [])
         rank = None if info is None else info.get("rank")
         if info is None or rank is None:
@@ -345,7 +346,7 @@ class LiveRun:
         restarts = max(attempt, before.restarts + (not is_known) if before else 0)
         log, joined_ns = FileTail(folder / STEPS_FILE), info.get("started_ns")
         self.ranks[rank] = LiveRank(rank, *process, log, joined_ns=joined_ns, restarts=restarts)
-        # A restarted job may have fewer ranks. So may a further group of a known process, which ends no other rank.
+        # A restarted job may have fewer ranks; the others are removed. A further process group of a known process removes none.
         world_size = math.inf if is_known else info.get("world_size") or math.inf
         self.ranks = {rank: live for rank, live in sorted(self.ranks.items()) if rank < world_size}
 
@@ -360,7 +361,7 @@ class LiveRun:
         return self.ended or self.gone
 
     def silent_s(self) -> float | None:
-        """Seconds since any running rank finished a step; None before the first step or after the job."""
+        """Seconds since the newest step of all running ranks; None before the first step and after the job's end."""
         since = [] if self.over else [live.since_last_step_s() for live in self.ranks.values()]
         return min((seconds for seconds in since if seconds is not None), default=None)
 
@@ -372,14 +373,14 @@ class LiveRun:
         return None if silent_s is None or silent_s < max(_SILENT_S, _SILENT_STEPS * usual_s) else silent_s
 
     def is_current_position(self, rank: int, position: Mapping[str, Any]) -> bool:
-        """Whether the position that ``rank`` reported is of its present step: a rank that holds the GIL cannot update an older one."""
+        """Whether the position that ``rank`` reported is from its present step. If a thread holds the GIL, the position is not updated."""
         live, step = self.ranks.get(rank), position.get("step")
         return live is None or step is None or step >= live.steps_total
 
     def lateness_of(self, count: int) -> Lateness:
         """Median lateness of each rank over the newest ``count`` steps that all ranks recorded in full: its arrival at the gradient
-        reduction minus the median of the other ranks' (negative: earlier). Near zero for ranks that alternate in being late. Empty
-        without such steps, or with one rank.
+        reduction minus the median of the other ranks' arrivals (negative: earlier). Near zero if lateness rotates among ranks. Empty
+        without such steps or with one rank.
         """
         arrivals = {
             rank: {
@@ -400,7 +401,7 @@ class LiveRun:
             if _clock_was_set(ends, at):
                 continue
             newest_ns = max(newest_ns, *(step.end_ns for step in at.values()))
-            # Clock offset of each host in ns: all ranks end a step together, because of the gradient reduction before it.
+            # Clock offset of each host in ns. All ranks end a step together, because of the gradient reduction before its end.
             medians = {host: statistics.median(values) for host, values in ends.items()}
             middle = statistics.median(medians.values())
             shift = {host: moment - middle for host, moment in medians.items()}
@@ -413,8 +414,8 @@ class LiveRun:
         )
 
     def samples_per_s(self, count: int, host: str | None = None) -> float | None:
-        """Samples per second of all ranks, or those of one host: from the batches of the newest ``count`` steps recorded in full and the
-        newest step times; None if batch sizes are unknown."""
+        """Samples per second of all ranks, or of the ranks of ``host``, from the batch sizes of the newest ``count`` steps recorded in full
+        and the newest step times; None if batch sizes are unknown."""
         rates = []
         for live in self.ranks.values():
             if host not in (None, live.host):
@@ -430,8 +431,8 @@ class LiveRun:
 
 
 def _clock_was_set(ends: Mapping[str, list[int]], at: Mapping[int, LiveStep]) -> bool:
-    """Whether a host's clock was set during this step: its ranks' steps end further apart than the longest step lasts. ``ends``: by host,
-    epoch ns."""
+    """Whether a host's clock was set during this step, so that its ranks' steps end further apart than the longest step lasts. ``ends``:
+    epoch ns by host."""
     longest = max(step.end_ns - step.start_ns for step in at.values())
     return any(max(values) - min(values) > longest for values in ends.values())
 
@@ -442,7 +443,7 @@ def step_ms(live: LiveRank, count: int) -> float | None:
 
 
 def data_wait_ms(live: LiveRank, count: int) -> float | None:
-    """Median time per step in which the rank's training thread waited for data, in ms."""
+    """Median time per step that the rank's training thread waited for data, in ms."""
     return _median([s.data_wait_ns / 1e6 for s in live.recent_in_full(count) if s.data_wait_ns is not None])
 
 
@@ -457,7 +458,7 @@ def phase_shares(live: LiveRank, count: int) -> dict[LivePhase, float]:
 
 
 def _middle_of_others(order: list[float], own: float) -> float:
-    """Median of the sorted ``order`` without one entry that equals ``own``."""
+    """Median of the sorted list ``order`` without one entry, which equals ``own``."""
     place, count = bisect.bisect_left(order, own), len(order) - 1
     low, high = ((count - 1) // 2, count // 2)
     return (order[low + (low >= place)] + order[high + (high >= place)]) / 2
@@ -469,7 +470,7 @@ def _median(values: Iterable[float]) -> float | None:
 
 
 def _sample(line: bytes) -> dict[str, Any] | None:
-    """The telemetry sample in a line, without unknown fields; None if the line is something else."""
+    """The telemetry sample in a line, without unknown fields; None if the line contains none."""
     try:
         found, _ = parsed(line)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Samples of every NVIDIA GPU of this host by NVML, whatever ``CUDA_VISIBLE_DEVICES`` says.
+"""Samples every NVIDIA GPU of this host by NVML, regardless of ``CUDA_VISIBLE_DEVICES``.
 
-A field that a GPU or a driver does not give is None, never 0; each distinct NVML error is named once in
-``notes``. Nothing here raises: telemetry must not be able to harm the job. Semantics of the fields: NVML API reference,
-https://docs.nvidia.com/deploy/nvml-api/ (group "Device Queries").
+A field that a GPU or a driver does not support is None, never 0. Each distinct NVML error adds one entry to ``notes``; no error is raised,
+because telemetry must not affect the job. Meaning of the fields: NVML API reference, https://docs.nvidia.com/deploy/nvml-api/ (group
+"Device Queries").
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ddpdoctor.rundir.notes import Note, NoteCode
 
 Reading = Callable[[Any, Any], object]
-"""Called with the ``pynvml`` module and a device's handle: the value of a field, in the unit of its name. Raises NVML's errors."""
+"""Function of the ``pynvml`` module and a device's handle that returns a field's value, in the unit of its name. Raises NVML's errors."""
 
 THROTTLE_REASONS = {
     0x1: "gpu_idle",
@@ -30,7 +30,7 @@ THROTTLE_REASONS = {
 
 
 def _first_available(nv: Any, names: tuple[str, ...], *arguments: object) -> Any:
-    """The result of the first function that bindings and driver support: NVML has renamed some."""
+    """Result of the first function that bindings and driver support. NVML has renamed some functions."""
     for name in names:
         function = getattr(nv, name, None)
         if function is None:
@@ -90,7 +90,7 @@ _NULL_SAMPLE: dict[str, object] = dict.fromkeys([*SAMPLE_READINGS, "xid_errors"]
 
 
 class _Gpu:
-    """One GPU: its handle, and the fields that it does not support."""
+    """State of one GPU between samples."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -101,7 +101,7 @@ class _Gpu:
 
 
 class NvmlSampler:
-    """Opens NVML on construction. ``static``: one dict per GPU; ``sample()`` returns one dict per GPU."""
+    """Samples all GPUs; opens NVML on construction. ``static``: fixed facts, one dict per GPU."""
 
     def __init__(self) -> None:
         self.notes: list[Note] = []
@@ -134,7 +134,7 @@ class NvmlSampler:
             self._watch_events(gpu)
 
     def _watch_events(self, gpu: _Gpu) -> None:
-        """One event set per GPU: waiting on a shared one fails for all GPUs if one is lost."""
+        """Register for Xid events. Each GPU has its own event set: waiting on a shared one fails for all GPUs if one is lost."""
         if gpu.lost:
             return
         try:
@@ -145,7 +145,7 @@ class NvmlSampler:
             self._note(gpu, "xid_errors", error)
 
     def sample(self) -> list[dict[str, object]]:
-        """One dict per GPU, in the order of ``static``."""
+        """Current values, one dict per GPU in the order of ``static``."""
         samples = []
         for gpu in self._gpus:
             values = {**self._read(gpu, SAMPLE_READINGS), "xid_errors": self._xids(gpu)}
@@ -164,7 +164,7 @@ class NvmlSampler:
         return values
 
     def _xids(self, gpu: _Gpu) -> list[int] | None:
-        """The Xid codes that arrived since the last sample."""
+        """Xid codes since the last sample; None if unknown."""
         if gpu.lost or gpu.events is None:
             return None
         codes: list[int] = []
@@ -201,7 +201,7 @@ class NvmlSampler:
             self.notes.append(Note(f"NVML: {text}, first for {where}; a field with this error is null."))
 
     def close(self) -> None:
-        """Free the event sets and shut NVML down. May be called twice."""
+        """Free the event sets and shut down NVML. May be called twice."""
         if not self._gpus:
             return
         try:

@@ -1,8 +1,8 @@
-"""Readings from /proc: what a process waits for, how much it computed, read and wrote, and whether a rank works.
+"""Reads from /proc what a process waits for, its CPU time and I/O, and whether a rank works.
 
 A checkpoint written by plain ``write()``, a download, a metric or a subprocess that evaluates moves bytes, touches new memory or uses a
-processor, in the rank or its children: evidence that a rank works, without its cooperation. A rank that waits for a lock or for another
-rank does none of this.
+processor, in the rank or its children. This shows that a rank works even if the rank reports nothing. A rank that waits for a lock or for
+another rank does none of this.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ _IO = ("rchar", "wchar", "read_bytes", "write_bytes")
 _READ, _POLLS = {"x86_64": (0, (7, 23, 270, 271)), "aarch64": (63, (72, 73))}.get(
     platform.machine(), (-1, ())
 )
-"""Numbers of system calls: read; poll, select, pselect6, ppoll."""
+"""System call numbers of read, and of poll, select, pselect6, ppoll."""
 _POLLING = (
     *("poll_schedule_timeout", "do_sys_poll", "do_poll"),
     *("ep_poll", "do_select", "inet_wait_for_connect"),
 )
-"""Kernel functions that a signal interrupts, also with SA_RESTART, see signal(7)."""
+"""Kernel functions that a signal interrupts, even with SA_RESTART: signal(7)."""
 _SLEEPS = {"x86_64": (35, 230), "aarch64": (101, 115)}.get(platform.machine(), ())
 _SLEEPING = ("hrtimer_nanosleep", "do_nanosleep")
-"""The same for nanosleep and clock_nanosleep. Python's own sleep continues after a signal."""
+"""System call numbers and kernel functions of nanosleep and clock_nanosleep. Python's time.sleep continues after a signal."""
 
 _NETWORK = (*_POLLING, "sk_wait_data", "wait_woken", "tcp_recvmsg", "unix_stream", "skb_wait")
 
 
 class Usage(NamedTuple):
-    """What a process and its ended children have used so far."""
+    """Resources that a process and its ended children have used so far."""
 
     started_boot_s: float
-    """Start, seconds since boot."""
+    """Start of the process, seconds since boot."""
     cpu_s: float
     faults: int
     """Page faults, minor and major."""
     bytes: int
-    """Read and written, by system calls and on storage, without data received by sockets; 0 if not readable."""
+    """Bytes read and written, by system calls and on storage, without data received by sockets; 0 if not readable."""
     wakes: int
-    """Voluntary context switches of its first thread."""
+    """Voluntary context switches of the first thread."""
 
     def since(self, before: Usage | None) -> Usage:
-        """What was used since ``before``; all of it for a new process."""
+        """Usage since ``before``; the total for a new process."""
         if before is None or before.started_boot_s != self.started_boot_s:
             return self
         return Usage(
@@ -79,14 +79,14 @@ def usage_of(pid: int) -> Usage | None:
         started_boot_s=fields[19] / TICKS_PER_S,
         cpu_s=sum(fields[11:15]) / TICKS_PER_S,
         faults=sum(fields[7:11]),
-        # A copy inside the kernel counts as characters when it is done, and as bytes of storage meanwhile.
+        # Both kinds of counters are needed: a copy inside the kernel adds to rchar and wchar only at its end, to the storage bytes at once.
         bytes=_io_bytes(pid),
         wakes=int(status_field(pid, "voluntary_ctxt_switches") or 0),
     )
 
 
 def waits_for_input(pid: int) -> bool:
-    """Whether the process's first thread waits for terminal input: in a read of its standard input, or a poll of it alone."""
+    """Whether the process's first thread waits for terminal input, in a read or poll of standard input only."""
     number, first = [*_text(Path(f"/proc/{pid}/syscall")).split(), "", ""][:2]
     if not number.isdecimal():
         return False
@@ -109,8 +109,8 @@ def is_in_network(pid: int) -> bool:
 
 
 def is_interruptible(pid: int, *, sleeps: bool = False) -> bool:
-    """Whether a signal may interrupt the system call in which the process's first thread waits, with ``sleeps`` also a sleep. True if the
-    kernel does not show the call."""
+    """Whether a signal may interrupt the system call in which the process's first thread waits; with ``sleeps``, also if that is a sleep.
+    True if the kernel does not show the call, unless the process runs."""
     wchan = _text(Path(f"/proc/{pid}/wchan")).strip()
     syscall = _text(Path(f"/proc/{pid}/syscall")).split()
     if not syscall and wchan in ("", "0"):
@@ -139,7 +139,7 @@ def pids() -> list[int]:
 
 
 def state_of(pid: int) -> str:
-    """The letter of a process's state, "" if it is gone."""
+    """State letter of a process; "" if the process is gone."""
     return next(iter(stat_fields(pid)), "")
 
 
@@ -150,7 +150,7 @@ def _io_bytes(pid: int) -> int:
 
 
 def tracer_of(pid: int) -> int:
-    """Process id of the debugger that is attached, 0 for none."""
+    """Process id of the attached debugger; 0 for none."""
     return int(status_field(pid, "TracerPid") or 0)
 
 
@@ -160,18 +160,18 @@ def catches(pid: int, number: int) -> bool:
 
 
 def signals_in(pid: int, field: str) -> set[int]:
-    """Numbers of the signals in a mask of a process's status, such as ``SigIgn``; none if it is gone."""
+    """Numbers of the signals in a mask of a process's status, such as ``SigIgn``; empty if the process is gone."""
     mask = int(status_field(pid, field) or "0", 16)
     return {bit + 1 for bit in range(mask.bit_length()) if mask >> bit & 1}
 
 
 def user_of(pid: int) -> int:
-    """User id of a process, -1 if it is gone."""
+    """User id of a process; -1 if the process is gone."""
     return int(status_field(pid, "Uid") or -1)
 
 
 def parent_of(pid: int) -> int:
-    """Process id of a process's parent, 0 if it is gone."""
+    """Process id of a process's parent; 0 if the process is gone."""
     fields = stat_fields(pid)
     return int(fields[1]) if fields else 0
 
@@ -189,7 +189,7 @@ def exit_status(pid: int, handle: int) -> int | None:
     fields = stat_fields(pid)
     if len(fields) > 49 and fields[0] in "ZX":
         return int(fields[49])
-    # Its parent has reaped it. From Linux 6.15 on the kernel keeps the status for holders of a pidfd.
+    # The parent has reaped it. From Linux 6.15 on the kernel keeps the status for holders of a pidfd.
     info = bytearray(_INFO_BYTES)
     _INFO_MASK.pack_into(info, 0, _INFO_EXIT)
     try:
@@ -200,7 +200,7 @@ def exit_status(pid: int, handle: int) -> int | None:
 
 
 def status_field(pid: int, name: str) -> str:
-    """The first word of a field of /proc/PID/status; "" if the process or the field is not there."""
+    """First word of a field of /proc/PID/status; "" if the process or the field does not exist."""
     for line in _text(Path(f"/proc/{pid}/status")).splitlines():
         if line.startswith(f"{name}:"):
             return line.split()[1]
@@ -208,8 +208,14 @@ def status_field(pid: int, name: str) -> str:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name, the state first; empty if the process is gone."""
-    return _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    """Fields of /proc/PID/stat after the name, beginning with the state; empty if the process is gone."""
+    return name_and_fields(pid)[1]
+
+
+def name_and_fields(pid: int) -> tuple[str, list[str]]:
+    """The name of a process's program, and the fields after it in /proc/PID/stat; "" and none if the process is gone."""
+    before, _, after = _text(Path(f"/proc/{pid}/stat")).rpartition(")")
+    return before.partition("(")[2], after.split()
 
 
 def _numbers(place: Path) -> list[int]:
@@ -228,27 +234,28 @@ def _text(path: Path) -> str:
 
 _WINDOW_S = 10.0
 MOVED_BYTES = 256 << 10
-"""Per window. Four times what the recording writes when it begins a file, and a fiftieth of a slow disk's rate."""
+"""Bytes per window from which a rank counts as moving data. Four times what the recording writes when it begins a file, and a fiftieth of a
+slow disk's rate."""
 SENT_BYTES = 64 << 10
-"""The same for TCP, which the recording does not use. Polling a store each second moves less."""
+"""The same for TCP, which the recording does not use. Polling a store each second moves fewer bytes."""
 CHILD_CORES = 0.2
-"""CPU cores of a child that works; loggers and monitors use a few hundredths."""
+"""CPU cores from which a child counts as working; loggers and monitors use a few hundredths."""
 WAKES_PER_S = 2.0
-"""Context switches of a process that receives data. An idle dataloader worker wakes up every five seconds."""
+"""Context switches per second from which a process counts as receiving data. An idle dataloader worker wakes up every five seconds."""
 _SLACK_S = 2.0
 """Longest delay until a rank's progress is visible here."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MOST_PROCESSES = 256
-"""Most processes of one rank that are read."""
+"""Limit of the processes that are read per rank."""
 
 
 class _Poll(NamedTuple):
-    """What was used between two polls."""
+    """Bytes moved between two polls."""
 
     at_s: float
     moved_bytes: float
     sent_bytes: float
-    """Sent and received by TCP."""
+    """Bytes sent and received by TCP."""
 
 
 _NETLINK_SOCK_DIAG = 4
@@ -258,28 +265,28 @@ _DUMP = 0x301
 _HEAD = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBxI48x")
 _CONNECTED = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8
-"""Established, or closed by one side, of which the other may still send."""
+"""Bit mask of TCP states: established, or closed by one side only, so that the other may still send."""
 _INFO = 2
-"""INET_DIAG_INFO: a tcp_info."""
+"""INET_DIAG_INFO: the attribute contains a tcp_info."""
 _INODE_AT, _ATTRIBUTES_AT = 68, 72
-"""In an inet_diag_msg."""
+"""Offsets in an inet_diag_msg."""
 _COUNTS, _COUNTS_AT = struct.Struct("=QQ"), 120
-"""tcpi_bytes_acked and tcpi_bytes_received."""
+"""tcpi_bytes_acked and tcpi_bytes_received, and their offset in a tcp_info."""
 _TIMEOUT_S = 0.5
 _SHARED_S = 0.5
-"""All ranks of a poll share one reading."""
+"""Time for which a reading is reused, so that all ranks of a poll share one."""
 
 
 class Sockets:
-    """Bytes that the TCP sockets of this network namespace have sent and received, which the kernel counts per socket. An upload from
-    memory, or a download by another thread, is visible nowhere else: ``/proc/PID/io`` counts neither ``send`` nor ``recv``."""
+    """Reads the kernel's counts of bytes sent and received by each TCP socket of this network namespace. Uploads from memory, and downloads
+    by another thread, are visible only here: ``/proc/PID/io`` counts neither ``send`` nor ``recv``."""
 
     def __init__(self) -> None:
         self._at_s = -_SHARED_S
         self._by_inode: dict[int, int] = {}
 
     def bytes_of(self, pid: int) -> dict[int, int]:
-        """Bytes sent and received so far by each TCP socket of a process, by its inode; empty if unknown."""
+        """Bytes sent and received so far by each TCP socket of a process, by the socket's inode; empty if unknown."""
         if time.monotonic() - self._at_s >= _SHARED_S:
             self._by_inode = dict(_all_counts())
             self._at_s = time.monotonic()
@@ -347,11 +354,11 @@ class Meter:
         self.clear()
 
     def clear(self) -> None:
-        """Forget earlier readings, after the rank has made progress."""
+        """Discard earlier readings after the rank has made progress."""
         self.cores = 0.0
         """CPU cores that the rank itself used between the last two polls."""
         self.works = False
-        """Whether, between the last two polls, it received data, or a child worked."""
+        """Whether the rank received data, or a child worked, between the last two polls."""
         self._polls: deque[_Poll] = deque()
         self._before: dict[int, Usage] = {}
         self._sent_before: dict[int, int] = {}
@@ -361,12 +368,12 @@ class Meter:
 
     @property
     def moves(self) -> bool:
-        """Whether the rank or its children lately moved more data, or touched more memory, than the recording does."""
+        """Whether the rank or its children moved more data, or touched more memory, within the window than the recording does."""
         moved = sum(poll.moved_bytes for poll in self._polls) >= MOVED_BYTES
         return self.works or moved or sum(poll.sent_bytes for poll in self._polls) >= SENT_BYTES
 
     def look(self, beat: Beat | None) -> None:
-        """Read the counters. ``beat``: how much of them the recording itself used."""
+        """Read the counters. ``beat`` has the recording's own part of them, which is subtracted."""
         now_s = time.monotonic()
         now = {pid: usage for pid in self._tree() if (usage := usage_of(pid)) is not None}
         sent = {inode: count for pid in now for inode, count in _sockets.bytes_of(pid).items()}

@@ -1,5 +1,5 @@
-"""The running job as metrics for Prometheus: text exposition format 0.0.4, served by a helper process; with them, where its wall time
-went so far, which ``measure/wholerun`` divides for a recorded run in more detail.
+"""Metrics of a running job for Prometheus (text exposition format 0.0.4), served by a helper process. They include a breakdown of the wall
+time so far; ``measure/wholerun`` has a more detailed one for recorded runs.
 
 Format and naming: https://prometheus.io/docs/instrumenting/exposition_formats/ and
 https://prometheus.io/docs/practices/naming/ (base units, counters end in ``_total``). Values that were not measured have
@@ -21,27 +21,27 @@ from .live import RECENT_STEPS, Lateness, LiveRank, LiveRun, age_s, data_wait_ms
 from .scrapes import Scrapes
 
 PARTS = ("start", "earlier_attempts", "preparation", "steps", "other", "end")
-"""The parts in order. ``preparation``: from the process group to the end of step 0, but for a usual step. ``steps``: all steps, if
-each took the usual time. ``other``: the rest, which longer steps took, such as pauses, evaluations and checkpoints, and the present
-step. The others are those of a recorded run."""
+"""Parts of the wall time, in order. ``preparation``: from the process group to the end of step 0, minus a usual step. ``steps``: number of
+steps times the usual step time. ``other``: the rest, in longer steps (pauses, evaluations, checkpoints) and in the present step. The other
+parts are those of a recorded run."""
 
 
 @dataclass(frozen=True)
 class RunSoFar:
-    """The wall time since the start of the launcher."""
+    """Wall time since the start of the launcher, and its parts."""
 
     wall_s: float
     parts_s: dict[str, float]
-    """Seconds by part, without empty ones: the mean over the ranks."""
+    """Seconds by part, mean over the ranks, without empty parts."""
 
     @property
     def goodput(self) -> float:
-        """Share of the wall time that the steps so far would take if each took the usual time."""
+        """Share of the wall time that all steps so far would take if each took the usual time, 0 to 1."""
         return min(self.parts_s.get("steps", 0.0) / self.wall_s, 1.0)
 
 
 def run_so_far(run: LiveRun, host: str | None = None) -> RunSoFar | None:
-    """The wall time of ``run`` until now, or until its end; by the ranks of ``host``, if one is given. None without a start or ranks."""
+    """Wall time of ``run`` until now or until its end, from the ranks of ``host`` if given. None without a start or ranks."""
     started_ns = run.manifest.get("started_ns")
     ranks = [live for live in run.ranks.values() if host in (None, live.host)]
     if started_ns is None or not ranks:
@@ -57,7 +57,7 @@ def run_so_far(run: LiveRun, host: str | None = None) -> RunSoFar | None:
 
 
 def _parts(live: LiveRank, started_ns: int, until_ns: int, *, is_over: bool) -> dict[str, float]:
-    """Seconds by part of one rank; together the time from start to end."""
+    """Seconds by part of one rank; the sum is the time from start to end."""
     parts, left_s = dict.fromkeys(PARTS, 0.0), (until_ns - started_ns) / 1e9
 
     def take(part: str, value_s: float) -> None:
@@ -120,12 +120,12 @@ Sample = tuple[str, dict[str, str], float | None]
 
 
 def exposition(run: LiveRun, host: str) -> str:
-    """The metrics page of one host of ``run``, from what has been read so far."""
+    """Metrics page of one host of ``run``, from the data read so far."""
     return page_of(METRICS, _samples(run, host))
 
 
 def page_of(metrics: Mapping[str, str], samples: Iterable[Sample]) -> str:
-    """The page of ``samples`` of these ``metrics`` (help text by name), without those whose value is None."""
+    """Page with the ``samples`` whose value is not None. ``metrics``: help text by name."""
     rows: dict[str, list[str]] = {name: [] for name in metrics}
     for name, labels, value in samples:
         if value is not None:
@@ -188,7 +188,7 @@ def _escaped(text: str) -> str:
 
 
 def served(address: tuple[str, int], page: Callable[[], str]) -> Scrapes:
-    """A server of ``page``. Raises OSError or OverflowError if the address (host, port) cannot be served on."""
+    """Server of ``page``. Raises OSError or OverflowError if it cannot listen on the address (host, port)."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     return Scrapes(socket.create_server(address, family=family), page, address[0])
 
@@ -197,19 +197,19 @@ class Exporter:
     """Serves :data:`.scrapes.PATH`. Each scrape reads what the ranks have recorded since the previous one."""
 
     def __init__(self, run: Path, host: str, address: tuple[str, int]) -> None:
-        """Raises OSError or OverflowError if the address (host, port) cannot be served on."""
+        """Raises OSError or OverflowError if it cannot listen on the address (host, port)."""
         self._run, self._host = LiveRun(run), host
         self._scrapes = served(address, self.page)
         self.port = self._scrapes.port
-        """The port that is served on, also if 0 was given."""
+        """The listening port, also if 0 was given."""
         self._text, self._until_s = "", 0.0
 
     def serve(self, ended: int) -> None:
-        """Answer until the descriptor ``ended`` can be read, or its other end is closed."""
+        """Answer requests until the descriptor ``ended`` is readable or its other end is closed."""
         self._scrapes.serve(ended)
 
     def page(self) -> str:
-        """The metrics page, at most ``_PAGE_S`` old: files are read no more often than that."""
+        """The metrics page, at most ``_PAGE_S`` old. Files are not read more often than that."""
         if time.monotonic() >= self._until_s:
             self._run.look()
             self._text, self._until_s = exposition(self._run, self._host), time.monotonic() + _PAGE_S
@@ -219,8 +219,8 @@ class Exporter:
 def serve_metrics(
     run: Path, host: str, address: tuple[str, int], ended: int, say: Callable[[str], None]
 ) -> None:
-    """Serve the metrics of ``host`` in the run directory ``run`` until ``ended`` is readable. ``say`` is called once with an error message,
-    or with "" as soon as the address is served.
+    """Serve the metrics of ``host`` in the run directory ``run`` until ``ended`` is readable. Calls ``say`` once: with an error message, or
+    with "" when the server listens.
     """
     try:
         exporter = Exporter(run, host, address)

@@ -22,9 +22,9 @@ Column = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Telemetry:
-    """One host's telemetry. ``header`` is {} if missing; samples are in order of time.
+    """Telemetry of one host. ``header`` is {} if missing; samples are in order of time.
 
-    A column is ``(t_ns, values)``, both [samples]: epoch nanoseconds (int64) and float64, NaN for null.
+    A column is ``(t_ns, values)``, both [samples]: epoch ns (int64) and float64, NaN for null.
     """
 
     path: str
@@ -38,33 +38,39 @@ class Telemetry:
 
     @property
     def gpus(self) -> list[dict[str, Any]]:
-        """The static facts of each GPU, from the header."""
+        """Static facts of each GPU, from the header."""
         return _dicts(self.header.get("gpus"))
 
     @property
     def ranks(self) -> list[int]:
-        """All ranks seen in any sample, sorted."""
+        """All ranks in any sample, sorted."""
         seen = {rank for sample in self.samples for rank in _dict(sample.get("ranks"))}
         return sorted(int(rank) for rank in seen if rank.isdecimal())
 
     def gpu_column(self, index: int, field: str) -> Column:
-        """A number of the GPU with NVML index ``index``, e.g. ``power_watts``."""
+        """Column of a number of the GPU with NVML index ``index``, such as ``power_watts``."""
         return self._column(value for value in self._gpu_values(index, field))
 
     def gpu_values(self, index: int, field: str) -> tuple[npt.NDArray[np.int64], list[Any]]:
-        """The same for lists: ``throttle_reasons``, ``xid_errors``; None for null."""
+        """The same for list fields (``throttle_reasons``, ``xid_errors``); None for null."""
         return self._times(), list(self._gpu_values(index, field))
 
     def host_column(self, field: str) -> Column:
-        """A number of the host, e.g. ``memory_used_bytes``."""
+        """Column of a number of the host, such as ``memory_used_bytes``."""
         return self._column(_dict(sample.get("host")).get(field) for sample in self.samples)
 
     def rank_column(self, rank: int, field: str) -> Column:
-        """A number of a rank's process tree, e.g. ``cpu_percent``."""
+        """Column of a number of a rank's process tree, such as ``cpu_percent``."""
         if field not in self._of_ranks:
             self._of_ranks[field] = self._columns_of_ranks(field)
         values = self._of_ranks[field].get(str(rank))
         return self._times(), np.full(len(self.samples), np.nan) if values is None else values
+
+    def other_programs(self) -> tuple[npt.NDArray[np.int64], list[list[dict[str, Any]] | None]]:
+        """The programs outside of the job that used most CPU; None in samples without a reading."""
+        return self._times(), [
+            _dicts(sample["others"]) if "others" in sample else None for sample in self.samples
+        ]
 
     @cached_property
     def _of_ranks(self) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
@@ -98,9 +104,9 @@ class Telemetry:
 
 
 def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemetry:
-    """Read ``path``. Never raises: a missing file or broken line becomes a sentence in ``notes``, after the sampler's own notes.
+    """Read ``path``. Never raises: missing files and broken lines add notes, after the sampler's own.
 
-    ``around``: (first, last) epoch ns; samples outside are left out. A second header (a restarted launcher) is ignored.
+    ``around``: (first, last) epoch ns; samples outside are left out. A second header, from a restarted launcher, is ignored.
     """
     problems: list[Note] = []
     header: dict[str, Any] = {}
@@ -150,7 +156,7 @@ def _lack_of_samples(path: Path, kept: int, undated: int, seen: bool) -> str:
 
 
 def _undo_clock_steps(samples: list[dict[str, Any]]) -> None:
-    """Shift times in place after a backward step of the clock, so that they increase: samples are written in order."""
+    """Shift the times after each backward step of the clock, in place, so that they increase. Samples are written in order of time."""
     behind, usual = 0, 0
     for before, sample in pairwise(samples):
         ahead = before["t_ns"] - (sample["t_ns"] + behind)
@@ -161,7 +167,7 @@ def _undo_clock_steps(samples: list[dict[str, Any]]) -> None:
 
 
 def _documents(path: Path, problems: list[Note]) -> Iterator[dict[str, Any]]:
-    """The file's JSON objects; other lines become entries of ``problems``."""
+    """Yields the file's JSON objects; other lines add entries to ``problems``."""
     broken, cut, odd = 0, False, list[str]()
     try:
         with reading(str(path)) as source:

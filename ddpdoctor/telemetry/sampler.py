@@ -1,10 +1,10 @@
 """Samples GPUs, host and the ranks' processes with their children (dataloader workers) in a thread, into ``telemetry.jsonl``.
 
-Line kinds: a header (``schema``), samples (``gpus``), notes (``note``), a closing line (``closed``). Each is
-one ``os.write`` to a file opened with ``O_APPEND``: it can be read at any time and after a ``kill -9``.
+Kinds of lines: a header (``schema``), samples (``gpus``), notes (``note``), a closing line (``closed``). Each line is one ``os.write`` to
+a file opened with ``O_APPEND``, so the file can be read at any time and after a ``kill -9``.
 
-The parent of each process is read once, when its pid first appears: on a host with thousands of kernel
-threads, a scan of all of /proc at every sample would be the largest cost.
+The parent of each process is read once, when its pid first appears: on a host with thousands of kernel threads, reading all of /proc for
+every sample would be the largest cost.
 """
 
 from __future__ import annotations
@@ -24,24 +24,33 @@ from ddpdoctor.rundir.privacy import mask_text
 
 from .host import HostSampler
 from .nvml import NvmlSampler
-from .procfs import TICKS_PER_S, parent_of, pids, stat_fields
+from .procfs import TICKS_PER_S, name_and_fields, parent_of, pids, stat_fields
 
 RANK_FIELDS = (
     *("pid", "cpu_percent", "rss_bytes", "num_children"),
     *("process_rss_bytes", "process_memory_bytes", "children_memory_bytes"),
 )
+OTHERS_EVERY = 5
+"""Samples per reading of the other programs' CPU use, which takes some 15 µs per process."""
+_LEAST_BETWEEN_S = 1.0
+"""The kernel counts CPU time in ticks, mostly of 10 ms."""
+_MOST_PROCESSES = 2000
+"""With more processes on the host, the other programs are not read."""
+_LEAST_CORES, _MOST_PROGRAMS = 0.1, 3
+"""Other programs that are recorded: the largest few, above this CPU use."""
+_KERNEL_THREADS = 2
+"""Process id of kthreadd, the parent of the kernel's threads."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _OWN_PAGES = (b"RssAnon:", b"RssShmem:")
-"""Lines of /proc/PID/status. Pages of files (RssFile) are left out: the kernel can reclaim them, and a memory-mapped dataset fills
-them."""
+"""Lines of /proc/PID/status. Pages of files (RssFile) are excluded: the kernel can reclaim them, and memory-mapped datasets add many."""
 
 
 @dataclass(frozen=True)
 class _Counters:
-    """One process at one moment."""
+    """Counters of one process in one sample."""
 
     began: int
-    """In the kernel's ticks: identifies a process together with its id."""
+    """Start in the kernel's ticks; identifies a process together with its id."""
     cpu_s: float
     rss_bytes: int
     memory_bytes: int | None
@@ -58,7 +67,7 @@ class _Rank:
 
 
 class ProcessTreeSampler:
-    """Samples each rank's process tree. ``rank_pids()``: rank -> pid of this host's ranks, as of now."""
+    """Samples each rank's process tree. ``rank_pids()`` returns the pid of each rank of this host at present."""
 
     def __init__(self, rank_pids: Callable[[], Mapping[int, int]]) -> None:
         self.notes: list[Note] = []
@@ -66,6 +75,9 @@ class ProcessTreeSampler:
         self._ranks: dict[int, _Rank] = {}
         self._parents: dict[int, int] = {}
         self._started_since: set[int] = set()
+        self._of_job: set[int] = set()
+        self._others: dict[int, tuple[int, float]] = {}
+        self._others_s: float | None = None
 
     def sample(self) -> dict[str, dict[str, object]]:
         """``RANK_FIELDS`` by rank; values are None if the process is gone or not readable."""
@@ -77,10 +89,48 @@ class ProcessTreeSampler:
                 reason = error or type(error).__name__
                 self.notes.append(Note(f"The ranks' processes cannot be read: {reason}."))
             return {}
+        self._of_job = set()
         return {str(rank): self._sample_rank(rank, pid, children) for rank, pid in sorted(ranks.items())}
 
+    def other_programs(self) -> list[dict[str, object]] | None:
+        """CPU use of programs outside of the ranks' process trees since the previous call: name, number of processes, and cores of those
+        that use most. Processes that started or ended in between are not counted. None in the first call, too soon after another, and on
+        hosts with too many processes."""
+        now_s, before, before_s = time.monotonic(), self._others, self._others_s
+        if before_s is not None and now_s - before_s < _LEAST_BETWEEN_S:
+            return None
+        outside = [
+            pid
+            for pid, parent in self._parents.items()
+            if pid not in self._of_job and _KERNEL_THREADS not in (pid, parent)
+        ]
+        self._others, self._others_s = {}, now_s if outside else None
+        if len(outside) > _MOST_PROCESSES:
+            return None
+        cores: dict[str, list[float]] = {}
+        for pid in outside:
+            name, fields = name_and_fields(pid)
+            if not fields:
+                continue
+            began, cpu_s = int(fields[19]), (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+            self._others[pid] = began, cpu_s
+            if before_s is not None and pid in before and before[pid][0] == began:
+                cores.setdefault(name, []).append((cpu_s - before[pid][1]) / (now_s - before_s))
+        if before_s is None:
+            return None
+        used = sorted(((sum(each), name) for name, each in cores.items()), reverse=True)[:_MOST_PROGRAMS]
+        return [
+            {
+                "name": mask_text(name),
+                "cores": round(amount, 2),
+                "processes": sum(each > 0 for each in cores[name]),
+            }
+            for amount, name in used
+            if amount >= _LEAST_CORES
+        ]
+
     def _children(self, ranks: Set[int]) -> dict[int, list[int]]:
-        """Children by parent. A rank is no child of another one, though it may have started it, as Lightning's first rank does."""
+        """Children by parent. Ranks are not counted as children: Lightning's first rank is the parent of other ranks."""
         now = pids()
         self._started_since = set(now) - self._parents.keys()
         self._parents = {pid: self._parents[pid] if pid in self._parents else parent_of(pid) for pid in now}
@@ -98,9 +148,11 @@ class ProcessTreeSampler:
             known = self._ranks[rank] = _Rank(pid, own.began)
         if (
             own is None or known is None or known.began != own.began
-        ):  # it is gone, or its id is another process's by now
+        ):  # it is gone, or its process id was reused
             return values
-        return values | _measure(known, own, _descendants(pid, children), self._started_since)
+        descendants = _descendants(pid, children)
+        self._of_job |= {pid, *descendants}
+        return values | _measure(known, own, descendants, self._started_since)
 
 
 def _measure(rank: _Rank, own: _Counters, descendants: list[int], started: Set[int]) -> dict[str, object]:
@@ -112,12 +164,12 @@ def _measure(rank: _Rank, own: _Counters, descendants: list[int], started: Set[i
     rank.seen_s, rank.tree = now_s, tree
     return {
         "cpu_percent": _cpu_percent(before, tree, started, elapsed_s),
-        # Pages that forked workers share with the rank are counted for each of them.
+        # Pages that forked workers share with the rank are counted once per process.
         "rss_bytes": sum(counters.rss_bytes for counters in tree.values()),
         "num_children": len(children),
         "process_rss_bytes": own.rss_bytes,
         "process_memory_bytes": own.memory_bytes,
-        # None if one of them cannot be read.
+        # None if a child cannot be read.
         "children_memory_bytes": sum(known) if len(known) == len(children) else None,
     }
 
@@ -125,7 +177,7 @@ def _measure(rank: _Rank, own: _Counters, descendants: list[int], started: Set[i
 def _cpu_percent(
     before: Mapping[int, _Counters], now: Mapping[int, _Counters], started: Set[int], elapsed_s: float
 ) -> float | None:
-    """CPU use of the tree in percent (100: one core), of processes in both samples and of those started between."""
+    """CPU use of the tree in percent (100: one core), from processes in both samples and processes started in between."""
     if elapsed_s <= 0:
         return None
     grown_s = 0.0
@@ -138,7 +190,7 @@ def _cpu_percent(
 
 
 def _counters(pid: int) -> _Counters | None:
-    """None if the process is gone."""
+    """Current counters; None if the process is gone."""
     fields = stat_fields(pid)
     if not fields:
         return None
@@ -166,12 +218,12 @@ def _descendants(pid: int, children: Mapping[int, list[int]]) -> list[int]:
 
 
 class TelemetrySampler:
-    """Samples this host every ``interval_s`` seconds on average into ``directory/telemetry.jsonl`` until ``stop()``. Intervals are random:
-    even ones alias with even steps.
+    """Samples this host every ``interval_s`` seconds on average into ``directory/telemetry.jsonl`` until ``stop()``. Intervals are random,
+    because constant intervals alias with constant step times.
 
-    ``rank_pids()``, called in the sampling thread, gives rank -> pid of this host's ranks as of now. The
-    file's growth is bounded: whenever ``thin_after_samples`` samples or ``thin_after_bytes`` bytes have been
-    written at one interval, it doubles. Errors become ``notes``; no method raises.
+    ``rank_pids()``, called in the sampling thread, returns the pid of each rank of this host at present. To bound the file's growth, the
+    interval doubles whenever ``thin_after_samples`` samples or ``thin_after_bytes`` bytes have been written with it. Errors are added to
+    ``notes``; no method raises.
     """
 
     def __init__(
@@ -196,18 +248,18 @@ class TelemetrySampler:
         self._handle = -1
         self._cpu_ns = 0
         self._stopping = threading.Event()
-        # A daemon: NVML may hang on a broken GPU, which must not keep the process from ending.
+        # A daemon thread, because NVML may hang on a broken GPU, which must not prevent the process from ending.
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-telemetry", daemon=True)
 
     def start(self) -> None:
-        """Start sampling and return at once; NVML is opened in the thread, as that may take seconds."""
+        """Start sampling and return at once. NVML is opened in the thread, because that may take seconds."""
         try:
             self._thread.start()
         except RuntimeError as error:
             self.notes.append(Note(f"No telemetry: its thread cannot be started: {error}."))
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Take a last sample, write the closing line, wait for the thread ``timeout_s`` seconds at most."""
+        """Take a last sample and write the closing line. Waits up to ``timeout_s`` for the thread."""
         self._stopping.set()
         if self._thread.ident is None:
             return
@@ -218,7 +270,7 @@ class TelemetrySampler:
             )
 
     def pause_s(self) -> float:
-        """Time to the next sample: random, from half to one and a half times the interval."""
+        """Random time to the next sample, 0.5 to 1.5 times the interval."""
         return self._interval_s * (0.5 + self._random.random())
 
     def _run(self) -> None:
@@ -257,6 +309,8 @@ class TelemetrySampler:
     def _take(self, gpus: NvmlSampler, host: HostSampler, ranks: ProcessTreeSampler, *, final: bool) -> None:
         began_ns, t_ns = time.thread_time_ns(), time.time_ns()
         sample = {"t_ns": t_ns, "host": host.sample(), "ranks": ranks.sample(), "gpus": gpus.sample()}
+        if (final or self.samples % OTHERS_EVERY == 0) and (others := ranks.other_programs()) is not None:
+            sample["others"] = others
         if final:
             sample["final"] = True
         written = self._write(sample)
@@ -282,7 +336,7 @@ class TelemetrySampler:
         self._write({"t_ns": t_ns, "note": mask_text(note.text), "code": note.code.value, **more})
 
     def _write(self, document: Mapping[str, object]) -> int:
-        """Append one line. Raises OSError where the disk is full or the file is gone."""
+        """Append one line. Raises OSError if the disk is full or the file is gone."""
         if os.fstat(self._handle).st_nlink == 0:
             raise FileNotFoundError("the file has been removed")
         line = json.dumps(document, separators=(",", ":"), default=str).encode() + b"\n"

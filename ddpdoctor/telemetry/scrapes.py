@@ -1,7 +1,7 @@
 """Answers scrapes over HTTP in one thread, with a limit on connections and a deadline for each.
 
-The standard library's servers, and prometheus_client's, which is one of them, start a thread for every connection, wait for it
-as long as it sends now and then, and answer under any name.
+The standard library's HTTP servers, which prometheus_client also uses, start a thread for every connection, have no deadline for a client
+that sends slowly, and accept any Host header.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from urllib.parse import urlsplit
 PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_CLIENTS = 32
-"""Open connections. A further one replaces the oldest: a scraper sends its request at once."""
+"""Most open connections. A further one replaces the oldest, because scrapers send their requests at once."""
 DEADLINE_S = 5.0
-"""From the acceptance of a connection to its end. Prometheus gives up after 10 s by default."""
+"""Time limit of a connection. Prometheus's default timeout is 10 s."""
 MOST_REQUEST_BYTES = 8192
 """Longest request line with all headers; Prometheus sends 300 bytes."""
 ACCEPT_PAUSE_S = 1.0
-"""Pause after a connection could not be accepted, mostly for lack of file descriptors: it would be offered again at once."""
+"""Pause after a failed accept, usually for lack of file descriptors. Without it, poll would return at once, again and again."""
 _PIECE_BYTES = 1 << 16
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (\S+) HTTP/1\.[01]")
 
@@ -42,7 +42,7 @@ class _Client:
 class Scrapes:
     """Serves one page at :data:`PATH` on a listening socket, which is closed at the end.
 
-    A request is answered only if its Host header is this host's name or an IP address, as a protection against DNS rebinding.
+    To prevent DNS rebinding, a request is answered only if its Host header is this host's name or an IP address.
     """
 
     def __init__(self, listener: socket.socket, page: Callable[[], str], named: str) -> None:
@@ -50,7 +50,7 @@ class Scrapes:
         self._listener, self._page = listener, page
         self.port: int = listener.getsockname()[1]
         self._clients: dict[int, _Client] = {}
-        """By file descriptor, the oldest first."""
+        """Clients by file descriptor, the oldest first."""
         self._accepts_from_s = 0.0
         self._host = socket.gethostname().lower()
         self._names = {"localhost", self._host, self._host.partition(".")[0], named.lower()}
@@ -163,7 +163,7 @@ class Scrapes:
             ip_address(name)
             return True
         if name not in self._names and not self._has_full_name:
-            # Looked up once: it takes many seconds if DNS does not answer.
+            # Looked up only once, because it takes many seconds if DNS does not answer.
             self._has_full_name = True
             self._names.add(socket.getfqdn(self._host).lower())
         return name in self._names

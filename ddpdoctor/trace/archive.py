@@ -1,8 +1,8 @@
-"""Reads and writes a ``.columns`` file: one rank's columns, as the cache and ``ddpdoctor digest`` store them.
+"""Reads and writes ``.columns`` files, in which the cache and ``ddpdoctor digest`` store one rank's columns.
 
-A ZIP archive (each member has a checksum) of ``head.json`` and two Parquet tables, ``events.parquet`` and
-``collectives.parquet``, whose columns are those of :class:`RankTrace` and :class:`Collectives`. It is checked column by column when it is
-read, because it may come from an untrusted source.
+A file is a ZIP archive (each member has a checksum) of ``head.json`` and two Parquet tables, ``events.parquet`` and
+``collectives.parquet``, with the columns of :class:`RankTrace` and :class:`Collectives`. Each column is checked when it is read, because
+the file may come from an untrusted source.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ddpdoctor.trace.columns import LIMIT_NS, MAX_DURATION_NS, Collectives, Rank
 from ddpdoctor.trace.sources import MAX_RANKS, host_of_name, rank_of_name
 
 _ABSENT = -1
-"""Value of an id or number that the trace does not have, see :mod:`.columns`."""
+"""Value of an absent id or number, see :mod:`.columns`."""
 _RANK_SOURCES = ("distributedInfo", "file name", "run directory", "")
 _CLOCKS = ("epoch", "relative")
 _MAX_TEXT = 1 << 14
-"""Characters of a note, a path or a version: the longest path has 4,096."""
+"""Most characters of a note, path or version; the longest path has 4,096."""
 _MAX_NOTES = 100
 """A reader adds at most one note of each of a dozen kinds."""
 NUMBERS_OF_DEVICES = ("computeMajor", "computeMinor")
@@ -39,7 +39,7 @@ class InvalidTraceError(ValueError):
 
 
 def check_trace(trace: RankTrace) -> None:
-    """Raises :class:`InvalidTraceError` if ``trace`` has values that no profiler and no reader produces."""
+    """Raises :class:`InvalidTraceError` if ``trace`` has values that no reader produces."""
     if not trace.size:
         raise InvalidTraceError("it holds no event")
     _check_range("start_ns", trace.start_ns, -LIMIT_NS, LIMIT_NS, trace.size)
@@ -100,7 +100,7 @@ _DECODE_ERRORS = (
 _HEAD_FREE_BYTES, _MAX_HEAD_RATIO = 8 << 20, 50
 """Largest size of ``head.json``; a larger one is accepted up to this multiple of its compressed size (typical: 5 to 10)."""
 _FREE_ROWS = 1_000_000
-"""A table may have this many rows plus one per byte of its file; rows of real traces take ten bytes each."""
+"""A table may have this many rows plus one per byte of its file; rows of real traces take ten bytes."""
 
 
 class _Head(msgspec.Struct):
@@ -116,7 +116,7 @@ def is_archive(path: str) -> bool:
 
 
 def write_archive(target: BinaryIO, trace: RankTrace) -> None:
-    """Writes ``trace``; equal traces give equal bytes. Raises OSError."""
+    """Writes ``trace``. Equal traces give equal bytes. Raises OSError."""
     head = _Head(SCHEMA, trace.meta, trace.names, trace.categories)
     with zipfile.ZipFile(target, "w") as archive:
         packed = zipfile.ZipInfo("head.json")
@@ -129,7 +129,7 @@ def write_archive(target: BinaryIO, trace: RankTrace) -> None:
 def read_archive(source: BinaryIO, path: str) -> RankTrace:
     """Reads the trace in ``source``, an open file at ``path``.
 
-    Raises OSError, and :class:`UnusableInput` if it is not such a file, is damaged, or has another schema.
+    Raises OSError, and :class:`UnusableInput` if it is not a ``.columns`` file, is damaged, or has another schema.
     """
     try:
         with zipfile.ZipFile(source) as archive:
@@ -169,7 +169,7 @@ def _parquet(table: object) -> bytes:
 
 
 def _member(archive: zipfile.ZipFile, name: str, free_bytes: int = 0, growth: int = 1) -> bytes:
-    """Content of a member. Raises ValueError if it has more than ``free_bytes`` and more than ``growth`` times its compressed size."""
+    """Content of a member. Raises ValueError if it is larger than ``free_bytes`` and than ``growth`` times its compressed size."""
     info = archive.getinfo(name)
     if info.file_size > max(free_bytes, growth * info.compress_size):
         raise ValueError(f"{name} is compressed more than it can be")
@@ -177,7 +177,7 @@ def _member(archive: zipfile.ZipFile, name: str, free_bytes: int = 0, growth: in
 
 
 def _types(table: type) -> dict[str, Any]:
-    """Polars type of each column in a file, as ``table`` declares it; a column in memory may be narrower."""
+    """Polars type of each column in a file, from the declarations in ``table``. A column in memory may be narrower."""
     import polars
 
     types = {np.int32: polars.Int32, np.int64: polars.Int64}
@@ -203,8 +203,8 @@ def _arrays(parquet: bytes, table: type) -> dict[str, Any]:
 
 
 def rank_and_source(path: str, given: int | None, stated: int | None = None) -> tuple[int | None, str]:
-    """(the rank of the file at ``path``; its source as in :attr:`.TraceMeta.rank_from`): the ``given`` one, else the one ``stated`` in the
-    file, else that of its name."""
+    """(Rank of the file at ``path``, source as in :attr:`.TraceMeta.rank_from`). The rank is ``given``, else ``stated`` in the file, else
+    derived from the file name."""
     for rank, source in (
         (given, "run directory"),
         (stated, "distributedInfo"),
@@ -216,10 +216,10 @@ def rank_and_source(path: str, given: int | None, stated: int | None = None) -> 
 
 
 def relocated(meta: TraceMeta, path: str, rank: int | None) -> TraceMeta:
-    """``meta`` of the same content read from another ``path``, with ``rank`` if given.
+    """``meta`` for the same content at another ``path``, with ``rank`` if given.
 
-    Rank and host that were derived from the old path are derived again from the new one, except those of a ``.columns``
-    file, which keeps those of the original trace.
+    Rank and host that were derived from the old path are derived again from the new one. A ``.columns`` file keeps those of the original
+    trace.
     """
     number, origin, host = meta.rank, meta.rank_from, meta.host
     if rank is not None or not (is_archive(path) or origin == "distributedInfo"):

@@ -1,8 +1,8 @@
-"""Cache of parsed traces in the user's cache folder: a second analysis of the same file skips parsing.
+"""Caches parsed traces in the user's cache folder, so that a second analysis of the same file skips parsing.
 
 The key is a hash of the file's whole content (of a URL: of its entity tag or checksum). An entry is written to a temporary
-file and renamed, so several processes may share the folder. An entry that cannot be read or is invalid is ignored and
-written again. Folders and entries that another user can write are not used.
+file and renamed, so several processes may share the folder. An invalid or unreadable entry is ignored and written again. Folders and
+entries that another user can write to are not used.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from ddpdoctor.trace.sources import content_tag, is_url, open_local
 from ddpdoctor.written import replace_file
 
 _LAYOUT = 3
-"""Incremented if older entries must not be read although :data:`SCHEMA` is unchanged."""
+"""Incremented if older entries must not be read, although :data:`SCHEMA` is unchanged."""
 _SUFFIX = ".cached"
 LIMIT_BYTES = 8 << 30
-"""Beyond this size of all entries, the least recently used ones are removed."""
+"""Limit of the size of all entries; the least recently used ones are removed."""
 _written_bytes = float("inf")
 """Bytes that this process has written since it last removed old entries; infinite before its first entry."""
 
 
 def cached_load(path: str, rank: int | None = None) -> RankTrace:
-    """Like :func:`load_trace`, but reads from the cache if it has the file, and else adds it.
+    """Like :func:`load_trace`, but reads the file from the cache, or adds it.
 
-    A URL is cached only if its store gives an entity tag or checksum. Digests (they are columns already) and pipes are not
-    cached. An error of the cache is ignored.
+    A URL is cached only if its store gives an entity tag or checksum. Digests, which are columns already, and pipes are not cached. Errors
+    of the cache are ignored.
     """
-    is_pipe = not (is_url(path) or Path(file_of(path)).is_file())  # what a FIFO gives
+    is_pipe = not (is_url(path) or Path(file_of(path)).is_file())  # or a missing file
     if is_archive(path) or is_pipe:
         return load_trace(path, rank)
     try:
@@ -54,7 +54,7 @@ def cached_load(path: str, rank: int | None = None) -> RankTrace:
         # The entry has the rank that the file itself states, not the caller's ``rank``.
         trace = load_trace(path)
         with contextlib.suppress(OSError):
-            if _file_version(path) == before:  # else the file has changed since it was hashed
+            if _file_version(path) == before:  # the file has not changed since it was hashed
                 _write(entry, trace)
     return replace(trace, meta=relocated(trace.meta, path, rank))
 
@@ -74,7 +74,7 @@ def _entry(path: str, version: str) -> Path:
         digest.update(f"\0{version}".encode())
     else:
         file = file_of(path)
-        digest.update(path[len(file) :].encode())  # which of several ranks
+        digest.update(path[len(file) :].encode())  # the part of the address that selects one of several ranks
         with open_local(file) as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)
@@ -89,7 +89,7 @@ def _read(entry: Path) -> RankTrace | None:
             trace = read_archive(stream, str(entry))
         os.utime(entry)
         return trace
-    except Exception:  # missing, or damaged, which can fail in any layer: written again
+    except Exception:  # missing or damaged, which may raise any error; the entry is written again
         return None
 
 

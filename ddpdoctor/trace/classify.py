@@ -1,6 +1,6 @@
 """Classifies events by name and category: collectives, copies, steps, waits for the next batch, host-device synchronization.
 
-Knows the names that profilers of torch 1.8 and newer and the vendors' libraries write. Functions of a name are pure and are
+Covers the names that profilers of torch 1.8 and newer and the vendors' libraries write. Functions of a name are pure and are
 applied to the interned names of a trace (:meth:`RankTrace.name_mask`), not to each event. Functions of a trace return a
 mask of its events.
 """
@@ -29,16 +29,16 @@ _CUSTOM_KERNEL = re.compile(
     r"|\b(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?:_\w+)?_kernel",
     re.IGNORECASE,
 )
-"""Kernels that move data between ranks themselves: vLLM, DeepEP, NVSHMEM, torch's symmetric memory, FlashInfer."""
+"""Kernels that move data between ranks without a collective library: vLLM, DeepEP, NVSHMEM, torch's symmetric memory, FlashInfer."""
 _GENERATED = ("triton_", "void at::native::", "void cutlass::", "void cudnn::")
-"""Prefixes of compute kernels, even if their name mentions a collective, such as triton_poi_fused_all_reduce_0."""
+"""Prefixes of compute kernels. Their names may contain that of a collective, such as triton_poi_fused_all_reduce_0."""
 _ISSUED = re.compile(
     r"(?:_?c10d(?:_functional)?::|(?:nccl|gloo|mpi|ucc|xccl|hccl|rccl|cncl|mccl|eccl|fake):)", re.IGNORECASE
 )
 """Prefixes of host events that launch a collective."""
 _BARE = re.compile(r"\w+(?: \d+(?:->|<-)\d+)?|DDP (?:gradients|buffers)")
-"""A bare operation name: a value of the argument "Collective name", a function of ``torch.distributed``, or a collective
-of DDP as step logs name it."""
+"""A bare operation name: a value of the argument "Collective name", a function of ``torch.distributed``, or a step log's name for a
+collective of DDP."""
 _OPERATIONS = (
     ("reducescatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
     ("allreduce", re.compile(r"all_?reduce|cross_device_reduce|quick_?reduce|^DDP gradients", re.IGNORECASE)),
@@ -51,7 +51,7 @@ _OPERATIONS = (
     ("gather", re.compile(r"(?:^|[^a-z])gather", re.IGNORECASE)),
     ("scatter", re.compile(r"(?:^|[^a-z])scatter", re.IGNORECASE)),
 )
-"""The first match counts: "reduce_scatter" also contains "reduce" and "scatter"."""
+"""The first match is used: "reduce_scatter" also contains "reduce" and "scatter"."""
 
 
 @lru_cache(KNOWN_NAMES)
@@ -67,15 +67,15 @@ def is_communication_kernel(name: str) -> bool:
 
 @lru_cache(KNOWN_NAMES)
 def communication_operation(name: str) -> str | None:
-    """The collective operation that ``name`` denotes, in one spelling.
+    """The collective operation in ``name``, in a uniform spelling.
 
     ``all_reduce``, ``c10d::allreduce_`` and ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)`` give "allreduce". One of
     allreduce, allgather, reducescatter, broadcast, alltoall, sendrecv, barrier, reduce, gather, scatter.
 
-    Takes names of communication kernels, of host events that launch a collective, of ``torch.distributed`` functions, of
+    Accepts names of communication kernels, of host events that launch a collective, of ``torch.distributed`` functions, of
     DDP's collectives in step logs, and values of the argument "Collective name". None if the name does not state the
     operation (``ncclDevKernel_Generic``) or is none of these (``aten::gather``). NCCL also runs all-to-all as ``SendRecv``
-    kernels: prefer the kernel's metadata if the trace has it.
+    kernels, so prefer the kernel's metadata if the trace has it.
     """
     if not (_ISSUED.match(name) or _BARE.fullmatch(name) or is_communication_kernel(name)):
         return None
@@ -84,13 +84,13 @@ def communication_operation(name: str) -> str | None:
 
 
 def is_gloo(name: str) -> bool:
-    """Whether this is gloo's own event of a collective, which begins when a gloo thread starts it."""
+    """Whether this is gloo's event of a collective, which begins when a gloo thread starts the collective."""
     return name.startswith("gloo:")
 
 
 def communication_kernels(trace: RankTrace) -> NDArray[np.bool_]:
-    """[events] the communication kernels: by their name, or because the trace has the metadata of a collective for them, as for
-    kernels of a library whose names are unknown."""
+    """[events] the communication kernels, by their names or by the collective metadata in the trace, which covers kernels with unknown
+    names."""
     described = np.zeros(trace.name.size, bool)
     described[trace.collectives.event] = True
     return (
@@ -124,17 +124,17 @@ _OPTIMIZER = re.compile(r"multi_tensor_apply(?!.*Copy)|kOptimizer\d")
 """Multi-tensor kernels of optimizers: torch's foreach and fused ones, Apex, DeepSpeed and bitsandbytes. Multi-tensor copies
 are excluded: FSDP gathers parameters with them."""
 _SIDES = {"M": "H", "A": "D"}
-"""Other letters for host (H) and device (D): XPU's M2D copies from host memory, CUPTI's HtoA to an array on the device."""
+"""Other letters for host (H) and device (D): XPU's M2D copies from host memory, CUPTI's HtoA copies to an array on the device."""
 
 
 def device_work(trace: RankTrace) -> NDArray[np.bool_]:
-    """[events] kernels, copies and fills on an accelerator; no annotations."""
+    """[events] kernels, copies and fills on an accelerator, without annotations."""
     return trace.category_mask(*DEVICE_WORK)
 
 
 @lru_cache(KNOWN_NAMES)
 def memcpy_kind(name: str) -> str | None:
-    """HtoD, DtoH, DtoD, PtoP or HtoH of a copy on the device; None for anything else."""
+    """Direction of a copy on the device: HtoD, DtoH, DtoD, PtoP or HtoH; None for other events."""
     match = _COPY.search(name)
     if match is None:
         return None
@@ -143,7 +143,7 @@ def memcpy_kind(name: str) -> str | None:
 
 @lru_cache(KNOWN_NAMES)
 def is_optimizer_kernel(name: str) -> bool:
-    """Whether this is a multi-tensor kernel, as optimizers, gradient clipping and ``zero_grad`` launch."""
+    """Whether this is a multi-tensor kernel. Optimizers, gradient clipping and ``zero_grad`` launch them."""
     return _OPTIMIZER.search(name) is not None
 
 
@@ -168,7 +168,7 @@ _SAVE = re.compile(
 
 @lru_cache(KNOWN_NAMES)
 def step_number(name: str) -> int | None:
-    """12 of ``ProfilerStep#12`` (and "step 12", "Iteration 12"); None for other names."""
+    """12 for ``ProfilerStep#12`` (also "step 12", "Iteration 12"); None for other names."""
     match = _STEP.match(name)
     return int(match.group(1)) if match else None
 
@@ -209,12 +209,12 @@ def is_sync_call(name: str) -> bool:
 
 
 def is_ddp_forward(name: str) -> bool:
-    """Whether this is the forward of a ``DistributedDataParallel`` module."""
+    """Whether this is the forward pass of a ``DistributedDataParallel`` module."""
     return name == "DistributedDataParallel.forward" or (
         "torch/nn/parallel/distributed.py" in name and name.endswith(": forward")
     )
 
 
 def next_batches(trace: RankTrace) -> NDArray[np.bool_]:
-    """[events] the training thread's waits for the next batch."""
+    """[events] waits of the training thread for the next batch."""
     return trace.name_mask(is_dataloader) & trace.category_mask("user_annotation", "cpu_op")

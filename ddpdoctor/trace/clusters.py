@@ -1,6 +1,6 @@
 """Reads traces on the user's Dask or Ray cluster, or on one started on this machine. The packages are imported only if chosen.
 
-A cluster's workers need ddpdoctor installed and the files under the same absolute paths (or URLs). They call the same function as
+A cluster's workers need ddpdoctor installed, and the files under the same absolute paths or URLs. They call the same function as
 processes of this machine, :func:`.processes.read_one`, so results do not depend on the engine.
 """
 
@@ -24,27 +24,27 @@ from ddpdoctor.trace.processes import Engine, Result, Task, read_one
 from ddpdoctor.trace.sources import is_url
 
 _LOOPBACK = "127.0.0.1"
-"""Address on which a cluster started here listens: a process that can connect to it can run code as the user."""
+"""Address on which a cluster started here listens. A process that can connect to it can run code as the user."""
 
 
 class _Cluster(NamedTuple):
     """A connection to a cluster."""
 
     slots: int
-    """Files that it reads at a time. None is queued: if a worker dies, its queue fails with it."""
+    """Number of files read at a time. Further files are not queued, because a worker that dies loses its queue."""
     submit: Callable[[str, int | None, bool], Any]
-    """Starts :func:`read_one` with these arguments; returns the running call."""
+    """Starts :func:`read_one` with these arguments. Returns the running call."""
     wait_for_any: Callable[[list[Any]], Any]
-    """Waits until one of these calls has ended; returns it."""
+    """Waits until one of these calls has ended, and returns it."""
     fetch: Callable[[Any], Any]
-    """Result of a call that has ended; raises its error."""
+    """Returns the result of a call that has ended, or raises its error."""
 
 
 def open_engine(spec: str, jobs: int | None = None) -> Engine:
     """The engine for ``spec``: ``dask``, ``ray``, ``dask://HOST:PORT`` or ``ray://HOST:PORT``.
 
-    Without an address, the cluster that the environment names, or else one on this machine with ``jobs`` workers. Raises
-    DdpDoctorError if ``spec`` is invalid or its package is missing.
+    Without an address: the cluster named by the environment, else one on this machine with ``jobs`` workers. Raises DdpDoctorError if
+    ``spec`` is invalid or its package is missing.
     """
     kind, separator, place = spec.partition("://")
     if kind not in KINDS or bool(separator) != bool(place):
@@ -76,16 +76,16 @@ def _results(
 
 
 def _arguments(task: Task) -> tuple[str, int | None, bool]:
-    """Arguments of :func:`read_one`, with an absolute path for a worker in another working directory."""
+    """Arguments of :func:`read_one`, with an absolute path because workers have other working directories."""
     file = task.file if is_url(task.file) else str(Path(task.file).absolute())
     return file, task.rank, task.cache
 
 
 def _result(task: Task, fetch: Callable[[], Any]) -> Result:
-    """Result of ``fetch``, with the file's name as given in ``task``; an exception becomes the reason, as a sentence."""
+    """Result of ``fetch``, with the file's name as given in ``task``. An exception is converted to a sentence with the reason."""
     try:
         trace, reason = fetch()
-    except Exception as error:  # each engine has its own: a worker that died, a lost node, a missing package
+    except Exception as error:  # engine-specific: a worker that died, a lost node, a missing package
         lines = str(error).strip().splitlines()
         what = ": ".join([type(error).__name__, *lines[:1]])
         return task.number, None, f"{task.file}: the worker that read it failed ({what})."
@@ -95,7 +95,7 @@ def _result(task: Task, fetch: Callable[[], Any]) -> Result:
 
 
 def _warn_of_local_cluster(kind: str, where: str, guarded: bool = False) -> None:
-    """Log a warning (to stderr unless logging is configured) that a cluster was started here, and who can reach it."""
+    """Logs a warning (to stderr unless logging is configured) that a cluster was started here, and who can connect to it."""
     whom = "which asks for its token"
     if not guarded:
         whom = (
@@ -111,7 +111,7 @@ def _warn_of_local_cluster(kind: str, where: str, guarded: bool = False) -> None
 def _dask(place: str, workers: int | None) -> Iterator[_Cluster]:
     """The Dask cluster at ``place`` (HOST:PORT), else that of Dask's settings ($DASK_SCHEDULER_ADDRESS), else a new one.
 
-    A new one runs on this machine with ``workers`` processes (default: Dask's choice).
+    A new cluster runs on this machine with ``workers`` processes (default: Dask's choice).
     """
     import dask  # type: ignore[import-not-found]
     from dask.distributed import as_completed  # type: ignore[import-not-found]
@@ -144,7 +144,7 @@ def _dask_client(address: str | None, workers: int | None, opened: ExitStack) ->
             return opened.enter_context(Client(address, timeout="10s", set_as_default=False))
         except (OSError, ValueError) as error:
             raise DdpDoctorError(f"There is no Dask scheduler at {address}: {error}.") from error
-    # No retries: a file that exhausts the memory of one worker would kill the next ones too.
+    # No retries: a file that exhausts the memory of one worker would kill further ones.
     settings = {"distributed.scheduler.allowed-failures": 0, "distributed.scheduler.http.routes": []}
     opened.enter_context(dask.config.set({**settings, "distributed.worker.http.routes": []}))
     cluster = LocalCluster(
@@ -165,7 +165,7 @@ def _dask_client(address: str | None, workers: int | None, opened: ExitStack) ->
 def _ray(place: str, workers: int | None) -> Iterator[_Cluster]:
     """The Ray cluster at ``place`` (HOST:PORT of its client server), else that of $RAY_ADDRESS, else one on this machine.
 
-    On this machine, the one that runs already, else a new one with ``workers`` processors (default: all).
+    On this machine: a running cluster, else a new one with ``workers`` processors (default: all).
     """
     import ray  # type: ignore[import-not-found]
 
@@ -173,7 +173,7 @@ def _ray(place: str, workers: int | None) -> Iterator[_Cluster]:
     if is_ours:
         _connect_ray(f"ray://{place}" if place else None, workers)
     try:
-        # No retries: a file that exhausts the memory of one worker would kill the next ones too.
+        # No retries: a file that exhausts the memory of one worker would kill further ones.
         submit = ray.remote(read_one).options(max_retries=0).remote
         slots = max(1, int(ray.cluster_resources().get("CPU", 1)))
         yield _Cluster(slots, submit, lambda running: ray.wait(running)[0][0], ray.get)
@@ -202,8 +202,8 @@ def _connect_ray(address: str | None, workers: int | None) -> None:
 def _start_ray(workers: int | None, quiet: dict[str, Any]) -> None:
     """Starts a cluster that listens on the loopback interface only.
 
-    Ray offers this for desktops, by an environment variable and a constant that it reads at import. Otherwise its servers
-    listen on all interfaces on Linux.
+    Ray has this mode for Windows and macOS, controlled by an environment variable and a constant that is set at import. On Linux its
+    servers otherwise listen on all interfaces.
     """
     import ray
     from ray._private import ray_constants  # type: ignore[import-not-found]
@@ -224,4 +224,4 @@ def _start_ray(workers: int | None, quiet: dict[str, Any]) -> None:
 
 
 KINDS = {"dask": ("dask.distributed", _dask), "ray": ("ray", _ray)}
-"""Engine → (its package, the connection)."""
+"""Engine → (package, connection to the cluster)."""

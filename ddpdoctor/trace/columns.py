@@ -1,4 +1,4 @@
-"""One rank's profiler events as columns (:class:`RankTrace`): the result of every reader and the input of ``measure``.
+"""One rank's profiler events as columns (:class:`RankTrace`), the result of every reader and the input of ``measure``.
 
 Rows are events with start and duration (0 for instants), sorted by (``start_ns``, ``-duration_ns``), so a parent comes
 before its children. Names are interned; ``measure`` selects events by masks over names and categories. Absent values are -1 in id
@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 Predicate = Callable[[str], Any]
 
 CUDA_CALLS = ("cuda_runtime", "cuda_driver")
-"""Categories of the host's calls that launch work on a CUDA or ROCm device, or wait for it."""
+"""Categories of host calls that launch work on a CUDA or ROCm device, or wait for it."""
 RUNTIME_CALLS = (*CUDA_CALLS, "xpu_runtime")
-"""The same on every kind of device."""
+"""The same for all kinds of devices."""
 KNOWN_NAMES = 1 << 16
-"""Names per predicate whose result is memoized, beyond which it is computed again; the ranks of a job share nearly all their names."""
+"""Most names per predicate whose results are memoized. The ranks of a job share nearly all names."""
 _FEW_IDS = 6
-"""Ids up to which each is compared with all events."""
+"""Most ids that are compared one by one with the events, instead of by a lookup table."""
 
 
 class _MemoizedPredicate(dict[str, bool]):
-    """Results of a predicate by name; a lookup runs in C."""
+    """Results of a predicate by name. Lookups run in C."""
 
     def __init__(self, predicate: Predicate) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ _MEMOIZED: dict[CodeType, _MemoizedPredicate] = {}
 def memoized(predicate: Predicate) -> Predicate:
     """``predicate``, a pure function of the name, with memoized results that later calls share.
 
-    A lambda is a new object each time its line runs, so functions are identified by their code object. A function with a
+    Functions are identified by their code object, because a lambda is a new object each time its line runs. A function with a
     closure or defaults is returned unchanged.
     """
     if not isinstance(predicate, FunctionType):
@@ -66,7 +66,7 @@ def memoized(predicate: Predicate) -> Predicate:
 class InternPool:
     """Shares equal event names and equal descriptions of process groups and devices between the traces of a job.
 
-    Each rank lists all members of each process group, so without it these descriptions grow with the square of the ranks.
+    Each rank lists all members of each process group, so the size of unshared descriptions is quadratic in the number of ranks.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ IntColumn = NDArray[np.int64]
 IdColumn = NDArray[np.int32]
 
 LIMIT_NS = 2**62
-"""Largest distance of a time from its origin, which may be 1970 (2**62 ns: the year 2116). The sum of two still fits 64 bits."""
+"""Largest distance of a time from its origin, which may be 1970 (2**62 ns: the year 2116). The sum of two fits 64 bits."""
 MAX_DURATION_NS = 2**60
 """Longest duration of an event: 36 years."""
 
@@ -125,7 +125,7 @@ class Collectives(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, rows: Mapping[str, Sequence[int] | NDArray[Any]]) -> Collectives:
-        """Collectives with these columns: -1 where a column is absent or a number does not fit. {} for a trace without such metadata."""
+        """Collectives with these columns; -1 for absent columns and numbers that do not fit. ``rows`` is {} if there is no metadata."""
         count = len(rows.get("event", ()))
         columns: dict[str, Any] = {}
         for name, type_ in column_types(cls).items():
@@ -154,10 +154,10 @@ class TraceMeta(msgspec.Struct, frozen=True):
     torch_version: str | None = None
     nccl_version: str | None = None
     truncated: str | None = None
-    """How the file breaks off before the end of its events, such as "ends in the middle of its gzip data"; None if it is whole. Events are
-    not in the order of time, so any step may lack some."""
+    """Why the end of the events is missing, such as "ends in the middle of its gzip data"; None if it is not. Events in files are not in
+    order of time, so any step may lack some."""
     notes: tuple[str, ...] = ()
-    """One sentence each on data that was skipped or repaired while reading."""
+    """Sentences on data that was skipped or repaired while reading."""
 
 
 class RankTrace(msgspec.Struct, frozen=True, dict=True):
@@ -207,7 +207,7 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
         return int(self.start_ns[0]), int(np.max(self.start_ns + self.duration_ns))
 
     def among(self, kept: NDArray[np.bool_]) -> RankTrace:
-        """The same with only the ``kept`` [events]."""
+        """The trace with only the events in the mask ``kept`` [events]."""
         table = self.collectives
         rows = np.cumsum(kept) - 1
         own = kept[table.event]
@@ -261,26 +261,26 @@ def sorted_order(start: IntColumn, duration: IntColumn) -> NDArray[np.int64]:
 
 
 class Interner(defaultdict[Any, int]):
-    """Gives each new key the next number; a lookup runs in C."""
+    """Assigns each new key the next number. Lookups run in C."""
 
     def __init__(self) -> None:
         super().__init__()
         self.default_factory = self.__len__
 
     def ids(self, keys: list[Any]) -> IdColumn:
-        """[keys] the number of each key. Raises TypeError if one is a list or a dict."""
+        """[keys] number of each key. Raises TypeError if a key is a list or a dict."""
         return np.fromiter(map(self.__getitem__, keys), np.int32, len(keys))
 
 
 class ColumnParts:
-    """Event columns that a reader appends batch by batch; peak memory is that of the columns, one more column, and one batch."""
+    """Event columns that a reader appends batch by batch. Peak memory is that of the columns, one more column, and one batch."""
 
     def __init__(self) -> None:
         self.rows = 0
         self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
 
     def append(self, columns: Mapping[str, NDArray[Any]]) -> None:
-        """Appends rows, in every call with the same columns."""
+        """Appends rows. All calls must have the same columns."""
         for name, part in columns.items():
             self._parts[name].append(part)
         self.rows += len(columns["start_ns"])
@@ -290,7 +290,7 @@ class ColumnParts:
         return min((int(part.min()) for part in self._parts["start_ns"] if part.size), default=None)
 
     def keep_times_within(self, base_ns: int) -> NDArray[np.bool_] | None:
-        """Drops rows whose start plus ``base_ns`` is outside ±:data:`LIMIT_NS`; the mask [rows before] of the others, None if it is all."""
+        """Drops rows whose start plus ``base_ns`` is outside ±:data:`LIMIT_NS`. Returns the mask of kept rows [rows], None if all are."""
         parts, least_ns, most_ns = self._parts["start_ns"], -LIMIT_NS - base_ns, LIMIT_NS - base_ns
         if all(least_ns < part.min() and part.max() < most_ns for part in parts if part.size):
             return None
@@ -302,8 +302,8 @@ class ColumnParts:
         return kept
 
     def sorted(self, base_ns: int) -> tuple[dict[str, Any], NDArray[np.int64]]:
-        """(all columns, rows by (start, -duration) and ``base_ns`` added to the starts, -1 in columns that were never appended; the order
-        of the rows). Empties this."""
+        """(Columns, order of the rows). The rows are sorted by (start, -duration), ``base_ns`` is added to the starts, and columns that
+        were never appended are -1. Empties this object."""
         types = column_types(RankTrace)
         start, duration = self._joined("start_ns") + base_ns, self._joined("duration_ns")
         order = sorted_order(start, duration)

@@ -1,7 +1,7 @@
-"""Parses traces on the machine where the ranks ran and writes their columns, so that only small files need to be copied.
+"""Parses traces on the machine on which the ranks ran and writes their columns, so that only small files need to be copied.
 
-A run directory becomes a run directory in which ``trace.columns`` replaces each rank's trace. Loose traces become a folder
-with one ``.columns`` file each. ``analyze`` accepts both and gives the same diagnosis as for the originals.
+The digest of a run directory is a run directory in which ``trace.columns`` replaces each rank's trace. The digest of loose traces is a
+folder with one ``.columns`` file each. ``analyze`` accepts both and gives the same diagnosis as for the originals.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _EXCLUDED = (TRACE_FILE, DIAGNOSIS_FILE, REPORT_FILE)
 
 
 class CreatedFiles:
-    """Records the files and folders that a digest creates, so that a failure removes these and nothing else."""
+    """Records the files and folders that a digest creates, so that only these are removed after a failure."""
 
     def __init__(self) -> None:
         self._files: list[Path] = []
@@ -72,7 +72,7 @@ class CreatedFiles:
         self._files.append(file)
 
     def discard(self) -> None:
-        """Remove all of them: an incomplete run directory would be mistaken for a complete one."""
+        """Remove all recorded files and folders: an incomplete run directory would be mistaken for a complete one."""
         for file in reversed(self._files):
             with contextlib.suppress(OSError):
                 file.unlink()
@@ -82,8 +82,8 @@ class CreatedFiles:
 
 
 def copy_run_directory(run: str, out: Path, copies: CreatedFiles) -> list[str]:
-    """Copies the run directory ``run`` without its traces to ``out``; returns a sentence per skipped file, which the manifest of
-    ``out`` has as notes too.
+    """Copies the run directory ``run`` without its traces to ``out``. Returns a sentence per skipped file, and adds them to the
+    notes in the manifest of ``out``.
 
     Links out of the run directory are not followed, because a digest is copied to other machines. Raises DdpDoctorError if
     ``out`` is not empty or cannot be written.
@@ -138,8 +138,8 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 def _copy_entries(
     entries: Sequence[os.DirEntry[str]], run: Path, out: Path, copies: CreatedFiles
 ) -> Iterator[Note]:
-    """Copies the ``entries`` of a folder inside ``run`` to ``out``; yields a note per skipped entry. Raises OSError if
-    ``out`` cannot be written."""
+    """Copies the ``entries`` of a folder inside ``run`` to ``out``. Yields a note per skipped entry. Raises OSError if ``out`` cannot be
+    written."""
     copies.make_folder(out)
     for entry in entries:
         source, target = Path(entry.path), out / entry.name
@@ -175,7 +175,7 @@ TRACE_DIGEST = f"trace{SUFFIX}"
 
 
 class Digest(msgspec.Struct):
-    """The files written, and the traces that could not be read: (file, reason)."""
+    """Result: the files written, and (file, reason) of traces that could not be read."""
 
     files: list[str] = msgspec.field(default_factory=list)
     failed: list[tuple[str, str]] = msgspec.field(default_factory=list)
@@ -195,7 +195,7 @@ def write_digests(
     progress: Callable[[float], None] | None = None,
     copies: CreatedFiles | None = None,
 ) -> Digest:
-    """Reads each trace of ``targets`` and writes its columns to the given path; a trace that cannot be read is copied there.
+    """Reads each trace in ``targets`` and writes its columns to the given path. A trace that cannot be read is copied there.
 
     ``ranks``, ``jobs``, ``progress``: see :func:`ddpdoctor.trace.load.read_traces`. ``copies`` records what is written. Raises
     DdpDoctorError if a target cannot be written.
@@ -212,7 +212,7 @@ def write_digests(
 
 
 def loose_targets(files: tuple[str, ...], out: Path) -> dict[str, Path]:
-    """Target path of each of ``files``, traces outside of run directories: below ``out``, at the same relative path."""
+    """Target path of each of ``files`` (traces outside of run directories): below ``out``, with the same relative path."""
     local = {file: os.path.abspath(file) for file in files if not is_url(file)}  # noqa: PTH100
     root = os.path.commonpath([os.path.dirname(path) for path in local.values()]) if local else ""  # noqa: PTH120
     targets = {}
@@ -223,16 +223,16 @@ def loose_targets(files: tuple[str, ...], out: Path) -> dict[str, Path]:
 
 
 def _path_of_url(url: str) -> str:
-    """A relative path from host and path of ``url``, without user, password, query and ``..``."""
+    """Relative path from host and path of ``url``, without user, password, query and ``..``."""
     host, *parts = url.partition("://")[2].partition("?")[0].split("/")
     named = [part for part in (host.rpartition("@")[2], *parts) if part not in ("", ".", "..")]
     return "/".join(named) or "trace"
 
 
 def _write_columns(target: Path, trace: RankTrace, copies: CreatedFiles) -> Path:
-    """Writes ``trace`` atomically unless the same content is there; returns the path.
+    """Writes ``trace`` atomically, unless a file with the same content exists. Returns the path.
 
-    The name of a loose trace gets a hash of its content, because hosts that share the folder may have equal file names.
+    The file name of a loose trace contains a hash of the content, because hosts that share the folder may have equal file names.
     """
     packed = io.BytesIO()
     write_archive(packed, trace)
@@ -251,7 +251,7 @@ def _write_columns(target: Path, trace: RankTrace, copies: CreatedFiles) -> Path
 
 
 def _copy_unreadable(file: str, target: Path, copies: CreatedFiles) -> None:
-    """Copies a trace that cannot be read here unchanged: the analysis reports it, or may have more memory.
+    """Copies a trace unchanged that cannot be read here. The analysis then reports it, or can read it because it has more memory.
 
     Links are not followed.
     """

@@ -1,4 +1,4 @@
-"""Finds profiler traces in folders, patterns, single files and URLs; recognises them by name and content."""
+"""Finds profiler traces in folders, glob patterns, files and URLs, and recognises them by name and content."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ddpdoctor.trace.formats import Candidate, file_of, is_trace, parts_of
 from ddpdoctor.trace.sources import expand_url, is_url, rank_of_name
 
 _PARALLEL_REQUESTS = 16
-"""Parallel requests to an object store; each takes some ten milliseconds regardless of its size."""
+"""Parallel requests to an object store. Each takes some ten milliseconds regardless of its size."""
 _MAX_NAMED = 3
-"""Most files that a message names."""
+"""Most files that a message lists."""
 
 
 class TraceSet(msgspec.Struct, frozen=True):
-    """Sorted files with profiler traces, with one address per rank for a file of several ranks (:func:`parts_of`); and notes on
-    skipped files, one sentence each."""
+    """Sorted files with profiler traces, and sentences on skipped files. A file with several ranks has one address per rank
+    (:func:`parts_of`)."""
 
     files: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -31,9 +31,8 @@ class TraceSet(msgspec.Struct, frozen=True):
 def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = None) -> TraceSet:
     """The traces at ``paths``: folders, glob patterns, files, URLs.
 
-    A file that is named itself is always included; in folders and patterns, files that are no traces are skipped. ``below``
-    has the files of folders that were listed already. Raises :class:`UnusableInput` if a path does not exist or no trace is
-    found.
+    Files named directly are always included; in folders and patterns, files that are not traces are skipped. ``below``: files of
+    folders that were listed already. Raises :class:`UnusableInput` if a path does not exist or no trace is found.
     """
     files: dict[str, None] = {}
     ignored: list[str] = []
@@ -70,13 +69,13 @@ def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = N
 
 
 def _traces_of(file: str) -> Sequence[str]:
-    """Paths to read for a file; none if it is no trace."""
+    """Paths to read for a file; empty if it is not a trace."""
     candidate = Candidate(file)
     return parts_of(candidate) if is_trace(candidate) else ()
 
 
 def _named(files: Sequence[str]) -> str:
-    """The first of ``files`` by name and the others by rank, if all others have a rank in their name."""
+    """Text with the names of the first ``files``, and the ranks of the others if their names contain them."""
     shown, others = files[:_MAX_NAMED], [rank_of_name(file) for file in files[_MAX_NAMED:]]
     ranks = [rank for rank in others if rank is not None]
     if not others or len(ranks) < len(others):
@@ -112,7 +111,7 @@ def _expand(path: str, notes: list[str], below: Mapping[str, FilesBelow]) -> lis
 
 
 def _files(paths: Sequence[str], notes: list[str]) -> list[str]:
-    """Those of ``paths`` that are files or links to files; adds a note on those that are neither files nor folders."""
+    """The ``paths`` that are files or links to files. Adds a note on those that are neither files nor folders."""
     found, unreadable = [], []
     for path in paths:
         try:

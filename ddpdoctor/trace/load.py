@@ -1,7 +1,7 @@
-"""Reads traces in parallel and selects one recording of one job: one trace per rank, and of each what its host recorded.
+"""Reads traces in parallel and selects one recording of one job: one trace per rank, limited to the recording of its host.
 
 Unreadable files, traces of another recording and further windows of a rank are skipped with a note. Traces of different jobs are an
-error until the user chooses one.
+error unless the user chooses one.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from ddpdoctor.trace.processes import (
 from ddpdoctor.trace.sources import is_url, redact_url
 
 _WORTH_PROCESSES_BYTES = 5 << 20
-"""Least compressed size that worker processes must read for this one to start them: about 0.8 s of reading, while a process
-takes 0.35 s to start plus the time to send its columns."""
+"""Compressed bytes read by worker processes from which starting them saves time: about 0.8 s of reading. A process takes 0.35 s to start,
+plus the time to send its columns."""
 _UNKNOWN_BYTES = 8 << 20
 """Assumed size of a file at a URL."""
 _WORTH_KEEPING_BYTES = 16 << 20
-"""Least size of all files' JSON for the cache: less is parsed as fast as cached columns are opened."""
+"""Size of all files' JSON from which the cache is used. Smaller files are parsed as fast as cached columns are opened."""
 _COMPRESSION_RATIO = 12
 """Approximate ratio of a trace's JSON to its compressed size."""
 
 
 class LoadedTraces(msgspec.Struct):
-    """The traces of one job, sorted by rank; notes; and the files that could not be read, with the reason."""
+    """The traces of one job sorted by rank, notes, and (file, reason) of files that could not be read."""
 
     traces: list[RankTrace] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
@@ -62,11 +62,11 @@ def load_traces(
     engine: str | None = None,
     job: int | None = None,
 ) -> LoadedTraces:
-    """Reads ``files`` and keeps one trace per rank of one job, without what was launched after the recording of its host had ended.
+    """Reads ``files`` and keeps one trace per rank of one job, cut by :func:`within_host_recording`.
 
     ``jobs``, ``ranks``, ``cache``, ``engine``, ``progress``: see :func:`read_traces`. ``job``: number of the job to select, as
-    the error message lists them. Raises :class:`UnusableInput` if no file can be read, or if the traces are of several jobs
-    and none is selected.
+    listed in the error message. Raises :class:`UnusableInput` if no file can be read, or if the traces are of several jobs and none is
+    selected.
     """
     loaded: dict[int, RankTrace] = {}
     failed: dict[int, str] = {}
@@ -90,7 +90,7 @@ def load_traces(
 
 
 def _merged_notes(traces: Sequence[RankTrace]) -> list[str]:
-    """The notes of ``traces``, with equal ones merged: ``rank0.sqlite and 2 more (ranks 1 and 2): no NVTX range ...``."""
+    """The notes of ``traces``. Equal ones are merged: ``rank0.sqlite and 2 more (ranks 1 and 2): no NVTX range ...``."""
     sources: dict[str, list[RankTrace]] = {}
     for trace in traces:
         for note in trace.meta.notes:
@@ -112,7 +112,7 @@ def _sources_of(traces: Sequence[RankTrace]) -> str:
 
 
 def _redacted(file: str, trace: RankTrace | None, reason: str) -> tuple[RankTrace | None, str]:
-    """The same with secrets in the URL ``file`` masked in source, notes and reason."""
+    """``trace`` and ``reason``, with secrets of the URL ``file`` masked in source, notes and reason."""
     public = redact_url(file)
     if public == file:
         return trace, reason
@@ -131,11 +131,11 @@ def read_traces(
     cache: bool = False,
     engine: str | None = None,
 ) -> Iterator[Result]:
-    """Yields (index in ``files``, trace or None, reason why there is none) of each file as it is read.
+    """Yields (index in ``files``, trace or None, reason why there is none) of each file when it has been read.
 
-    ``jobs``: most processes (default: one per processor). ``progress`` is called with the share of the files' bytes that is
-    read, 0 to 1. ``ranks``: rank by file, if the caller knows it. ``cache``: use the cache of parsed columns, if the files are
-    large enough. ``engine``: see :func:`open_engine` (default: processes of this machine).
+    ``jobs``: most processes (default: one per processor). ``progress`` is called with the share of the files' bytes that has been
+    read, 0 to 1. ``ranks``: rank by file, if known. ``cache``: use the cache of parsed columns if the files are large enough.
+    ``engine``: see :func:`open_engine` (default: processes of this machine).
     """
     keep_freed_memory()
     known = ranks or {}
@@ -158,7 +158,7 @@ class _ByteProgress:
         self._done_bytes = 0.0
 
     def tell(self, number: int, part: float) -> None:
-        """Report that the share ``part``, 0 to 1, of file ``number`` is read."""
+        """Reports that the share ``part``, 0 to 1, of file ``number`` has been read."""
         if self._progress is None:
             return
         self._done_bytes += self._bytes[number] * (part - self._done[number])
@@ -171,11 +171,11 @@ def _engine(
 ) -> Engine:
     if engine is not None:
         return open_engine(engine, jobs)
-    # In a container, fewer processors may be used than the machine has.
+    # A container may use fewer processors than the machine has.
     is_known = hasattr(os, "sched_getaffinity")
     processors = len(os.sched_getaffinity(0)) if is_known else os.cpu_count() or 1
     workers = min(jobs or processors, len(files))
-    # A malicious Parquet file can crash the process that reads it.
+    # Archives are always read in other processes: a malicious Parquet file can crash the process that reads it.
     saves_bytes = sum(_sizes(files)) * (1 - 1 / workers) if workers > 1 else 0.0
     if any(map(is_archive, files)) or saves_bytes > _WORTH_PROCESSES_BYTES:
         return partial(read_in_processes, workers=workers, on_progress=on_progress)
@@ -194,7 +194,7 @@ def _worth_keeping(files: Sequence[str]) -> bool:
 
 
 def _sizes(files: Sequence[str]) -> list[int]:
-    """[files] bytes of each, compressed; for a rank in a file of several, its share of the file."""
+    """[files] compressed bytes of each; an equal share of the file for each rank in a file with several."""
     places = [file_of(file) for file in files]
     ranks = Counter(places)
     return [_size(place) // ranks[place] for place in places]
@@ -210,16 +210,16 @@ def _size(place: str) -> int:
 
 
 _MAX_GAP_NS = 600 * 10**9
-"""Traces further apart are different recordings: clocks of hosts, and windows of ranks, differ by less."""
+"""Traces further apart are of different recordings: clocks of hosts, and windows of ranks, differ by less."""
 
 Span = tuple[int, int]
 """Begin and end, ns."""
 
 
 def select_job(traces: list[RankTrace], chosen: int | None = None) -> tuple[list[RankTrace], list[str]]:
-    """Those of ``traces`` that can be one recording of one job, sorted by rank, and notes on the others.
+    """The ``traces`` of one recording of one job, sorted by rank, and notes on the others.
 
-    Of several recordings of one job, selects the largest or the ``chosen`` one (1: the largest). Raises
+    If there are several recordings of one job, selects the largest or number ``chosen`` (1: the largest). Raises
     :class:`UnusableInput` if the traces are of different jobs and none is chosen.
     """
     notes: list[str] = []
@@ -290,7 +290,8 @@ def _completeness(group: list[RankTrace]) -> tuple[int, int, int]:
 
 
 def _numbered(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
-    """Traces that each have a rank: numbered in order of file names if no rank is known, else those without are skipped."""
+    """Traces that all have a rank. If no rank is known, traces are numbered in order of file names; otherwise those without a rank are
+    skipped."""
     nameless = [t for t in traces if t.meta.rank is None]
     if not nameless or len(traces) == 1:
         return traces
@@ -307,7 +308,7 @@ def _numbered(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
 
 
 def _one_per_rank(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
-    """Keeps of several traces of a rank the one that overlaps most other ranks; ties: the latest, then the largest."""
+    """Keeps one trace per rank: the one that overlaps most other ranks, then the latest, then the largest."""
     by_rank: dict[int | None, list[RankTrace]] = defaultdict(list)
     for trace in traces:
         by_rank[trace.meta.rank].append(trace)
@@ -334,17 +335,17 @@ def _overlapping_ranks(own: Span, others: list[list[Span]]) -> int:
 
 
 _HOST = ("cpu_op", "python_function", "user_annotation")
-"""Categories of what a profiler records on the host itself; it records launches with the device's events."""
+"""Categories of events of the host's recording. Launches belong to the device's recording."""
 _MOST = 0.5
-"""Share of the events."""
+"""Smallest share of late events whose names must also occur among events launched by operators."""
 
 
 def within_host_recording(trace: RankTrace) -> RankTrace:
-    """``trace`` without the device events that the host launched after the recording of the host had ended, and without its calls since.
+    """``trace`` without runtime calls after the end of the host's recording, and without the device events that they launched.
 
-    A profiler may record launches and kernels for longer than operators, for dozens of steps: these events are of no step of the window.
-    Their names tell: most are those of events that an operator launched before. A CUDA graph or an extension launches without operators.
-    Unchanged if no operator and no Python function is recorded, such as in a trace of kernels, or if nothing was launched since.
+    A profiler may record launches and kernels for dozens of steps longer than operators. These events belong to no step of the window. They
+    are recognised by their names, most of which an operator launched before; CUDA graphs and extensions launch without operators. The trace
+    is unchanged if it has no operators and no Python functions (a trace of kernels), or no late launches.
     """
     if not trace.category_mask("cpu_op", "python_function").any():
         return trace

@@ -1,6 +1,6 @@
-"""Reads a Parquet table of a whole job's operations, one row per operation, of pipeline- and data-parallel jobs.
+"""Reads a Parquet table with the operations of a pipeline- and data-parallel job, one row per operation.
 
-The format that ByteDance published with "Understanding Stragglers in Large Model Training Using What-if Analysis"
+ByteDance published this format with "Understanding Stragglers in Large Model Training Using What-if Analysis"
 (OSDI '25; https://github.com/ByteDance-Seed/StragglerAnalysis): ``trace-<name>.parquet`` and next to it
 ``meta-<name>.yaml``. The result is :class:`Operations`. It covers a whole job and has no events, so it is not a format of
 :mod:`ddpdoctor.trace.formats` and is measured by :mod:`ddpdoctor.measure.pipeline`. A malicious Parquet file can crash the process that
@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.sources import MAX_RANKS, first_line, open_local
 
-if TYPE_CHECKING:  # imported where a table is read: most analyses read none
+if TYPE_CHECKING:  # imported when a table is read; most analyses read none
     import polars as pl
 
 Integers = NDArray[np.int64]
 
 
 class Operations(msgspec.Struct, frozen=True):
-    """The operations of a job, N rows sorted by step, replica, stage and start."""
+    """Operations of a job, N rows sorted by step, replica, stage and start."""
 
     source: str
     kinds: tuple[str, ...]
@@ -47,11 +47,11 @@ class Operations(msgspec.Struct, frozen=True):
     sequence: Integers
     """[N] number among the operations of the same kind, rank and step, by start."""
     chunk: Integers
-    """[N] model chunk within the stage; -1 if the operation belongs to none."""
+    """[N] model chunk within the stage; -1 for none."""
     model_chunk: Integers
-    """[N] model chunk within the model; -1 if the operation belongs to none."""
+    """[N] model chunk within the model; -1 for none."""
     micro_batch: Integers
-    """[N] -1 if the operation belongs to none."""
+    """[N] micro-batch; -1 for none."""
     start_s: NDArray[np.float64]
     duration_s: NDArray[np.float64]
     world_size: int | None = None
@@ -69,7 +69,7 @@ class Operations(msgspec.Struct, frozen=True):
         return self.start_s + self.duration_s
 
     def of_kind(self, *names: str) -> NDArray[np.bool_]:
-        """[N] whether the operation is of one of these kinds."""
+        """[N] whether the operation has one of these kinds."""
         return np.isin(self.kind, [i for i, name in enumerate(self.kinds) if name in names])
 
     def select(self, chosen: NDArray[np.bool_]) -> Operations:
@@ -101,15 +101,15 @@ columns = set(polars.read_parquet_schema(sys.argv[1]))
 if columns >= set(sys.argv[2:]) and polars.scan_parquet(sys.argv[1]).select(polars.len()).collect().item() < 10**8:
     polars.read_parquet(sys.argv[1], columns=sys.argv[2:])
 """
-"""Program that reads the same columns, unless the file has more rows than a table of operations can have."""
+"""Program that reads the same columns, unless the file has too many rows for a table of operations."""
 _SCHEMA_BYTES = 1 << 20
-"""Bytes at the start of the file's metadata that are searched for column names: enough for tens of thousands of columns."""
+"""Number of bytes at the start of the file's metadata that are searched for column names, enough for tens of thousands of columns."""
 _PROBE_TIMEOUT_S = 600.0
 """Timeout of the probe; tables are read in seconds."""
 
 
 def find_operations(path: str) -> list[str]:
-    """The tables of operations at ``path``: the file itself, or those directly in the folder; may be empty."""
+    """The tables of operations at ``path``: the file itself, or files directly in the folder. May be empty."""
     place = Path(path)
     try:
         files = sorted(place.glob("*.parquet")) if place.is_dir() else [place]
@@ -136,7 +136,7 @@ def _is_table(file: Path) -> bool:
 
 
 def _may_be_table(file: Path) -> bool:
-    """Whether the file's metadata contains the names of all columns. Avoids starting a process for each dataset file next to
+    """Whether the file's metadata contains the names of all columns. Used so that no process is started for each dataset file next to
     traces. Raises OSError."""
     with open_local(str(file)) as stream:
         end = stream.seek(0, os.SEEK_END)
@@ -150,7 +150,7 @@ def _may_be_table(file: Path) -> bool:
 def _read_table(path: str) -> pl.DataFrame:
     """The columns of the table at ``path``, one row per operation.
 
-    Raises UnusableInput if it is no such table, or has more rows than its size allows.
+    Raises UnusableInput if it is not a table of operations, or has more rows than its size allows.
     """
     import polars as pl
 
@@ -209,22 +209,22 @@ def _crash_reason(path: str, size: int, mtime_ns: int) -> str:
 
 _PLACES = ("dp_rank", "stage", "rank", "step")
 _PARTS = ("seq_id", "mc", "gmc", "mb_id")
-"""-1 if the operation belongs to none."""
+"""Columns that are -1 if the operation has no such number."""
 _MAX_NUMBER = 10**9
-"""Upper bound of ranks, steps and micro-batches."""
+"""Upper limit of ranks, steps and micro-batches."""
 _LATEST_S, _LONGEST_S = 2.0**32, 2.0**30
-"""Upper bounds, s: times are relative to 1970 or later, and no operation takes 34 years."""
+"""Upper limits of times (relative to 1970 or later) and durations (34 years), s."""
 _MAX_SIMULATED = 10**10
-"""Most operations times simulations (one per replica and stage); the published jobs have less than a hundredth."""
+"""Upper limit of operations times simulations (one per replica and stage). The published jobs have less than a hundredth."""
 _META_BYTES = 1 << 20
-"""Most bytes of the metadata file that are read; the published files have some hundred."""
+"""Most bytes read from the metadata file. The published files have some hundred."""
 
 
 def read_operations(path: str) -> Operations:
-    """Reads one table; times in seconds.
+    """Reads one table, with times in seconds.
 
     Rows with a missing or invalid time, step, rank, stage or replica are skipped and counted in ``notes``. Raises
-    UnusableInput if the file is no such table, has no valid row, or would take days to analyse.
+    UnusableInput if the file is not a table of operations, has no valid row, or would take days to analyse.
     """
     import polars as pl
 
@@ -262,7 +262,7 @@ def _complete_rows(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _check(path: str, whole: pl.DataFrame) -> None:
-    """Raises UnusableInput if the rows are empty, take no time, or are too many to simulate."""
+    """Raises UnusableInput if there are no rows, no row with a duration above 0, or too many rows to simulate."""
     if whole.is_empty():
         raise UnusableInput(f"{path} holds no operation that has a kind, a place, a start and a duration.")
     replays = sum(whole[name].n_unique() for name in ("dp_rank", "stage"))
@@ -275,7 +275,7 @@ def _check(path: str, whole: pl.DataFrame) -> None:
 
 
 def _world_size(trace: Path, notes: list[str]) -> int | None:
-    """Ranks of the whole job, from the metadata file next to its table; None without one."""
+    """World size from the metadata file next to the table; None without one."""
     file = trace.with_name(trace.stem.replace("trace-", "meta-", 1) + ".yaml")
     if file == trace or not file.is_file():
         return None

@@ -1,7 +1,7 @@
-"""Reads traces in this process or in worker processes of this machine; if one dies or hangs, only the file that it was reading fails.
+"""Reads traces in this process or in worker processes of this machine. If a worker dies or hangs, only the file that it reads fails.
 
-A worker is a program that receives tasks and sends results over one socket. It is a separate program instead of a
-:mod:`multiprocessing` child, so the caller's ``__main__`` is not run again and no threads are forked.
+A worker receives tasks and sends results over one socket. It is a separate program instead of a :mod:`multiprocessing` child, so that the
+caller's ``__main__`` is not run again and no threads are forked.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.formats import file_of, load_trace
 from ddpdoctor.trace.sources import progress_to
 
-if TYPE_CHECKING:  # imported where processes are started: it takes longer than reading a small trace
+if TYPE_CHECKING:  # imported when processes are started: the import takes longer than reading a small trace
     import subprocess
     from multiprocessing.connection import Connection
 
 Result = tuple[int, RankTrace | None, str]
-"""(number of the task, trace or None, reason why there is none)."""
+"""(Number of the task, trace or None, reason why there is none)."""
 ProgressCallback = Callable[[int, float], None]
-"""Called with the number of a task and the share of it that is done, 0 to 1."""
+"""Called with the number of a task and its completed share, 0 to 1."""
 _PROGRESS_INTERVAL_S = 0.2
-"""A progress line needs no more than five updates per second."""
+"""Shortest time between two progress messages."""
 
 
 class ProgressMessage(NamedTuple):
@@ -61,14 +61,14 @@ class Task(NamedTuple):
 
 
 Engine = Callable[[Sequence[Task]], Iterator[Result]]
-"""Reads traces: yields the result of each task as it finishes. If a worker dies, only the file that it was reading fails. Ending the
-iteration early cancels the other tasks. Raises DdpDoctorError if the engine cannot be reached."""
+"""Function that reads traces and yields the result of each task as it finishes. If a worker dies, only the file that it reads fails. Ending
+the iteration early cancels the other tasks. Raises DdpDoctorError if the engine cannot be reached."""
 _KEPT_BYTES = 31 << 20
-"""Less than the 32 MiB up to which glibc raises the size that it returns to the system at once."""
+"""Just below 32 MiB, up to which glibc raises the size from which blocks are returned to the system at once."""
 
 
 def keep_freed_memory() -> None:
-    """Lets the C library keep the memory of freed columns for the next ones, up to 60 MB.
+    """Makes the C library keep the memory of freed columns for the next ones, up to 60 MB.
 
     By default glibc returns blocks of 128 KiB and more to the system, which clears each page again for the next block. When a larger
     block is freed, that limit rises to its size: https://man7.org/linux/man-pages/man3/mallopt.3.html (M_MMAP_THRESHOLD).
@@ -86,12 +86,12 @@ def read_one(file: str, rank: int | None, cache: bool) -> tuple[RankTrace | None
         return None, f"{file} does not fit in this machine's memory."
     except RecursionError:
         return None, f"{file} cannot be read: it is nested too deeply."
-    except Exception as error:  # one bad file must not cost the others
+    except Exception as error:  # an invalid file must not affect the others
         return None, f"{file} cannot be read ({type(error).__name__}: {error})."
 
 
 def read_serially(tasks: Sequence[Task], on_progress: ProgressCallback) -> Iterator[Result]:
-    """Yields the results of ``tasks`` in order, read in this process; calls ``on_progress`` meanwhile."""
+    """Yields the results of ``tasks`` in order, read in this process. Calls ``on_progress`` while reading."""
     for task in tasks:
         with progress_to(partial(on_progress, task.number)):
             result = read_one(task.file, task.rank, task.cache)
@@ -114,7 +114,7 @@ def serve(channel: Connection) -> None:
 
 
 def _send(channel: Connection, result: Result) -> None:
-    """Sends a result, and then its columns as they lie in memory: in a pickle they are copied six times."""
+    """Sends a result without its columns, then the raw bytes of the columns, which would be copied six times in a pickle."""
     columns: list[pickle.PickleBuffer] = []
     content = pickle.dumps(result, protocol=5, buffer_callback=columns.append)
     parts = [column.raw() for column in columns]
@@ -125,7 +125,7 @@ def _send(channel: Connection, result: Result) -> None:
 
 
 def receive(channel: Connection) -> Result | ProgressMessage:
-    """What :func:`serve` sends next. Raises EOFError or OSError if the process at the other side has ended."""
+    """The next message of :func:`serve`. Raises EOFError or OSError if the other process has ended."""
     message: ProgressMessage | tuple[bytes, list[int]] = channel.recv()
     if isinstance(message, ProgressMessage):
         return message
@@ -150,7 +150,7 @@ def _progress_sender(channel: Connection, number: int) -> Callable[[float], None
         if time.monotonic() - sent_s < _PROGRESS_INTERVAL_S:
             return
         sent_s = time.monotonic()
-        with suppress(OSError):  # the other side has closed; noticed when the result is sent
+        with suppress(OSError):  # the other side has closed; handled when the result is sent
             channel.send(ProgressMessage(number, part))
 
     return send
@@ -160,23 +160,23 @@ def main() -> None:
     """Serves the socket whose file descriptor is the only argument of the program."""
     from multiprocessing.connection import Connection
 
-    # It has its own session, so a signal that kills the parent does not reach it.
+    # This process has its own session, so a signal to the parent's process group does not reach it.
     die_with_parent(signal.SIGKILL)
     keep_freed_memory()
     serve(Connection(int(sys.argv[1])))
 
 
 _EXIT_TIMEOUT_S = 5.0
-"""Longest time for a process to exit before it is killed."""
+"""Time for a process to exit before it is killed."""
 _MIN_TIMEOUT_S = 600.0
-"""Least time limit of a file, for a start on a busy machine."""
+"""Minimum time limit of a file, for busy machines."""
 _UNKNOWN_SIZE_TIMEOUT_S = 3600.0
 """Time limit of a file of unknown size: a URL or a pipe."""
 _MAX_TIMEOUT_S = 24 * 3600.0
 _MIN_BYTES_PER_S = 40_000
-"""Slowest accepted reading of a compressed trace; a busy processor reads about four million bytes per second."""
+"""Slowest accepted rate of reading a compressed trace. A busy processor reads about four million bytes per second."""
 _PROGRAM = "import gc; gc.disable(); from ddpdoctor.trace.processes import main; main()"
-"""Without garbage collection, which reading disables anyway: imports take a tenth less."""
+"""Program of a worker. Without garbage collection imports take a tenth less time; reading disables it anyway."""
 
 
 class _Worker(msgspec.Struct):
@@ -184,7 +184,7 @@ class _Worker(msgspec.Struct):
     channel: Connection
     task: Task
     deadline_s: float = 0.0
-    """On the monotonic clock."""
+    """Monotonic seconds."""
 
     def submit(self, task: Task) -> None:
         """Sends ``task`` to the process. Raises OSError if it has exited."""
@@ -193,9 +193,9 @@ class _Worker(msgspec.Struct):
         self.channel.send(task)
 
     def stop(self) -> int | None:
-        """Stops the process, by SIGKILL if it does not exit; returns its exit code.
+        """Stops the process, by SIGKILL if it does not exit, and returns its exit code.
 
-        None if it cannot be killed, for example in a call to a hanging file system.
+        None if it cannot be killed, for example during a call to a file system that hangs.
         """
         import subprocess
 
@@ -209,7 +209,7 @@ class _Worker(msgspec.Struct):
 
 
 def read_in_processes(tasks: Sequence[Task], workers: int, on_progress: ProgressCallback) -> Iterator[Result]:
-    """Yields the results of ``tasks`` as they finish, with at most ``workers`` processes; calls ``on_progress`` meanwhile."""
+    """Yields the results of ``tasks`` as they finish, with at most ``workers`` processes. Calls ``on_progress`` while reading."""
     from multiprocessing.connection import wait
 
     waiting = deque(tasks)
@@ -271,7 +271,7 @@ def _start(task: Task) -> _Worker:
     try:
         worker.submit(task)
     except OSError:
-        pass  # it exited at once: reported when its result is read
+        pass  # it has exited, which is reported when its result is read
     return worker
 
 
@@ -279,11 +279,11 @@ def _timeout_s(file: str) -> float:
     """Time limit for reading ``file``, s: a hundred times the usual duration."""
     try:
         status = Path(file_of(file)).stat()
-    except OSError:  # a URL, or gone
+    except OSError:  # a URL, or a missing file
         return _UNKNOWN_SIZE_TIMEOUT_S
     if not stat.S_ISREG(status.st_mode):
         return _UNKNOWN_SIZE_TIMEOUT_S
-    # A sparse file has any size.
+    # A sparse file may have any size.
     return min(_MIN_TIMEOUT_S + status.st_size / _MIN_BYTES_PER_S, _MAX_TIMEOUT_S)
 
 

@@ -1,8 +1,8 @@
-"""Opens and decompresses traces: a path or URL goes in, bytes come out. Also derives rank and host from file names.
+"""Opens and decompresses traces from paths and URLs. Also derives rank and host from file names.
 
-Only regular files, FIFOs with a writer, and objects at URLs are opened. They are decompressed in pieces by a separate thread: plain, gzip
-or zstd, recognised by content. The size of a piece and the compression ratio are bounded, because a few kilobytes can decompress to
-terabytes. A read error ends the stream and is kept as text for a note.
+Only regular files, FIFOs with a writer, and objects at URLs are opened. A separate thread decompresses them in pieces (plain, gzip or zstd,
+recognised by content). The size of a piece and the compression ratio are bounded, because a few kilobytes can decompress to terabytes. A
+read error ends the stream and is kept as text for a note.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ddpdoctor.rundir import reason_of
 Listener = Callable[[float], None]
 
 _DECODE_SHARE = 0.95
-"""Share of a file's reading time for decoding; the rest is joining and sorting its columns."""
+"""Share of decoding in the time of reading a file. The rest is joining and sorting its columns."""
 _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
 def progress_to(listener: Listener) -> Iterator[None]:
-    """While active, :func:`report_progress` in this context calls ``listener`` with the share of the file that is read, 0 to 1."""
+    """Context in which :func:`report_progress` calls ``listener`` with the share of the file that has been read, 0 to 1."""
     token = _LISTENER.set(listener)
     try:
         yield
@@ -43,14 +43,14 @@ def progress_to(listener: Listener) -> Iterator[None]:
 
 
 def report_progress(part: float) -> None:
-    """Report the share of the file that is decoded, 0 to 1, to the current :func:`progress_to`."""
+    """Reports the share of the file that has been decoded, 0 to 1, to the listener of :func:`progress_to`."""
     listener = _LISTENER.get()
     if listener is not None:
         listener(_DECODE_SHARE * min(max(part, 0.0), 1.0))
 
 
 _TENSORBOARD = re.compile(r"^(?P<host>.+)_(?P<pid>\d+)\.(?P<stamp>\d{10,})\.pt\.trace\.json")
-"""File name of ``tensorboard_trace_handler`` without a worker name: host_pid.ns.pt.trace.json, without a rank."""
+"""File name of ``tensorboard_trace_handler`` without a worker name: host_pid.ns.pt.trace.json. It has no rank."""
 _RANK = (
     re.compile(
         r"(?<![a-z])(?:global[-_ ]?)?(?<!local)(?<!local[-_ ])rank[-_ =]?0*(\d+)(?!\d)", re.IGNORECASE
@@ -61,11 +61,11 @@ _RANK = (
 _MIN_PID = 100
 """A smaller number before the time stamp is a step ("worker0_step_12.1694128201545"), not a process id."""
 MAX_RANKS = 10_000_000
-"""Upper bound of ranks and world sizes; a larger number is invalid."""
+"""Upper limit of ranks and world sizes; a larger number is invalid."""
 
 
 def rank_of_name(path: str) -> int | None:
-    """The rank in a file name (rank-34, rank0, worker3, _r5_), else in its folder's name; None if neither has one."""
+    """Rank in a file name (rank-34, rank0, worker3, _r5_), else in the folder's name; None if neither has one."""
     file = PurePosixPath(path.replace("\\", "/"))
     handler = _TENSORBOARD.match(file.name)
     candidates = [file.name] if not (handler and int(handler["pid"]) >= _MIN_PID) else []
@@ -77,15 +77,15 @@ def rank_of_name(path: str) -> int | None:
 
 
 def host_of_name(path: str) -> str | None:
-    """The host in a file name of ``tensorboard_trace_handler``, else None."""
+    """Host in a file name of ``tensorboard_trace_handler``, else None."""
     handler = _TENSORBOARD.match(PurePosixPath(path.replace("\\", "/")).name)
     return handler["host"] if handler and int(handler["pid"]) >= _MIN_PID else None
 
 
 _BLOCK_BYTES = 4 << 20
-"""Bytes per request to a store, about fsspec's default: the latency of a request is worth some megabytes."""
+"""Bytes per request to a store, about fsspec's default. Some megabytes take as long as the latency of a request."""
 _MAX_FILES = 100_000
-"""Most files below one URL, ten times the ranks of the largest job."""
+"""Most files below a URL, ten times the ranks of the largest job."""
 _CONTENT_KEYS = ("ETag", "etag", "md5Hash", "content_md5", "blob_id")
 """Keys in fsspec's file info that identify an object's content: S3 and HTTP, GCS, Azure, Hugging Face."""
 
@@ -103,15 +103,15 @@ def _redact(text: str) -> str:
 
 
 def is_url(path: str) -> bool:
-    """Whether ``path`` is a URL and not a local path."""
+    """Whether ``path`` is a URL instead of a local path."""
     scheme, separator, _ = path.partition("://")
     return bool(separator) and scheme.replace("+", "").replace("-", "").isalnum() and len(scheme) > 1
 
 
 def content_tag(url: str) -> str | None:
-    """The entity tag or checksum of the object at ``url``, which changes with its content.
+    """Text with the entity tag or checksum of the object at ``url``, which changes with its content.
 
-    None if the store has neither, or only a weak one.
+    None if the store has neither, or only a weak entity tag.
     """
     try:
         filesystem, inside = _filesystem(url)
@@ -126,7 +126,7 @@ def content_tag(url: str) -> str | None:
 
 
 def expand_url(url: str) -> list[str]:
-    """The files at ``url``: itself, the matches of a pattern, or all files below a folder."""
+    """The files at ``url``: the URL itself, the matches of a pattern, or all files below a folder."""
     filesystem, inside = _filesystem(url)
     try:
         if any(c in inside for c in "*?["):
@@ -136,14 +136,14 @@ def expand_url(url: str) -> list[str]:
         else:
             names = filesystem.find(inside)
             if not names:
-                filesystem.info(inside)  # raises where the store cannot be reached, or has nothing there
+                filesystem.info(inside)  # raises if the store cannot be reached or has no such object
     except Exception as error:
         raise UnusableInput(
             f"{redact_url(url)} cannot be opened: {first_line(error.__cause__ or error)}."
         ) from None
     if len(names) > _MAX_FILES:
         raise UnusableInput(f"{redact_url(url)} holds {len(names)} files: name a folder with fewer of them.")
-    # A listed name becomes a URL of the same store, whatever it contains.
+    # Listed names may contain any characters, so they are converted to URLs of the same store.
     return sorted(filesystem.unstrip_protocol(name) for name in names)
 
 
@@ -164,12 +164,12 @@ def first_line(error: BaseException) -> str:
 
 
 _WRITER_TIMEOUT_S = 60.0
-"""Longest wait for a program to write to a FIFO."""
+"""Longest wait for a program that writes to a FIFO."""
 
 
 def open_source(path: str, *, read_ahead: bool = True) -> BinaryIO:
-    """Opens ``path``, a local path or a URL, for sequential reading; of a URL without ``read_ahead``, only what is read is fetched.
-    Raises OSError, or :class:`UnusableInput` for a URL."""
+    """Opens ``path``, a local path or a URL, for sequential reading. Without ``read_ahead``, no more bytes than are read are fetched from
+    a URL. Raises OSError, or :class:`UnusableInput` for a URL."""
     if not is_url(path):
         return open_local(path)
     filesystem, inside = _filesystem(path)
@@ -178,12 +178,12 @@ def open_source(path: str, *, read_ahead: bool = True) -> BinaryIO:
         return cast(BinaryIO, filesystem.open(inside, "rb", block_size=_BLOCK_BYTES, cache_type=cache_type))
     except (OSError, UnusableInput):
         raise
-    except Exception as error:  # each file system has its own for "no such key", "no access", "no network"
+    except Exception as error:  # "no such key", "no access", "no network": differs by file system
         raise UnusableInput(f"{redact_url(path)} cannot be opened: {first_line(error)}") from None
 
 
 def size_of(stream: BinaryIO) -> int:
-    """Size in bytes of an open file or object, not decompressed; 0 if unknown."""
+    """Size of an open file or object in bytes, not decompressed; 0 if unknown."""
     size = getattr(stream, "size", None)
     if isinstance(size, int):
         return size
@@ -196,7 +196,7 @@ def size_of(stream: BinaryIO) -> int:
 def open_local(path: str) -> BinaryIO:
     """Opens a local file, or a FIFO with a writer, for reading.
 
-    Raises OSError, also for other kinds of files, which may block.
+    Raises OSError, also for other kinds of files, because reading them may block.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -225,13 +225,13 @@ T = TypeVar("T")
 _QUEUE_PIECES = 2
 """Most pieces in the queue: enough to decouple producer and consumer, few enough to bound memory."""
 _POLL_S = 0.1
-"""Interval at which a blocked side checks whether the other has ended."""
+"""Interval at which a blocked side checks whether the other side has ended."""
 _JOIN_TIMEOUT_S = 1.0
-"""Longest wait for the thread to stop; longer than the decompression of a piece."""
+"""Longest wait until the thread stops, longer than the decompression of a piece."""
 
 
 class _End(NamedTuple):
-    """Marks the end of the iterator, with the error that ended it or None."""
+    """End of the iterator, with the error that ended it or None."""
 
     error: BaseException | None
 
@@ -251,7 +251,7 @@ def _produce(items: Iterator[T], queue: Queue[T | _End], stop: threading.Event) 
             put(item)
             if stop.is_set():
                 return
-    except BaseException as raised:  # handed over to the consumer, whatever it is
+    except BaseException as raised:  # any error is raised again in the consumer
         error = raised
     put(_End(error))
 
@@ -259,7 +259,7 @@ def _produce(items: Iterator[T], queue: Queue[T | _End], stop: threading.Event) 
 def prefetch(items: Iterator[T]) -> Generator[T, None, None]:
     """Yields ``items``, which a separate thread produces in advance.
 
-    Raises the errors of ``items``; closing the generator stops the thread.
+    Raises the errors of ``items``. Closing the generator stops the thread.
     """
     queue: Queue[T | _End] = Queue(_QUEUE_PIECES)
     stop = threading.Event()
@@ -280,7 +280,7 @@ def prefetch(items: Iterator[T]) -> Generator[T, None, None]:
             yield item
     finally:
         stop.set()
-        thread.join(timeout=_JOIN_TIMEOUT_S)  # it may hang in a read from a pipe or a network
+        thread.join(timeout=_JOIN_TIMEOUT_S)  # it may be blocked in a read from a pipe or a network
 
 
 PIECE_BYTES = 2 << 20
@@ -288,12 +288,12 @@ PIECE_BYTES = 2 << 20
 _READ_BYTES = 1 << 18
 """Compressed bytes per read of the file."""
 _FED_BYTES = 1 << 8
-"""Compressed bytes per call for a new gzip member, and always for zstd: the rest of the input is copied when a member ends,
-and a block of zstd expands 4 bytes to up to 128 KiB."""
+"""Compressed bytes per call at the start of a gzip member, and always for zstd. The rest of the input is copied when a member ends, and a
+zstd block can expand 4 bytes to 128 KiB."""
 _MAX_RATIO = 200
-"""Highest compression ratio of a trace; profilers' JSON has 10 to 30."""
+"""Highest accepted compression ratio; profilers' JSON has 10 to 30."""
 _UNLIMITED_BYTES = 64 << 20
-"""Up to this decompressed size, any ratio is accepted."""
+"""Decompressed size up to which any ratio is accepted."""
 
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
@@ -306,7 +306,7 @@ _ZEROS = re.compile(rb"\0++")
 class Source:
     """One trace as a stream of decompressed pieces.
 
-    ``read_error`` is the reason if the stream ended early, else None.
+    ``read_error``: why the stream ended early, else None.
     """
 
     def __init__(self, path: str) -> None:
@@ -357,7 +357,7 @@ class Source:
         return data
 
     def _limit_growth(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """Yields ``pieces`` until their total exceeds the highest ratio to the bytes read from the file."""
+        """Yields ``pieces`` until the ratio of their total to the bytes read from the file exceeds ``_MAX_RATIO``."""
         output_bytes = 0
         for piece in pieces:
             output_bytes += len(piece)
@@ -370,8 +370,8 @@ class Source:
             yield piece
 
     def _gunzip(self, first: bytes, stream: BinaryIO, piece_bytes: int) -> Iterator[bytes]:
-        """Yields the content of a gzip file. Uses ISA-L if it is installed and the file can be read twice; on an error restarts
-        with zlib, which gives the exact position of the error."""
+        """Yields the content of a gzip file. Uses ISA-L if it is installed and the file can be read twice. After an error it restarts with
+        zlib, which finds the exact position of the error."""
         inflate = _isal_decompressor() if self._size_bytes and not is_url(self.path) else None
         if inflate is None:
             yield from self._gzip(first, stream, piece_bytes)
@@ -393,8 +393,8 @@ class Source:
     def _gzip(
         self, first: bytes, stream: BinaryIO, piece_bytes: int, inflate: Callable[..., Any] | None = None
     ) -> Iterator[bytes]:
-        """Yields the content of all members of a gzip file, up to an error. With an ``inflate`` other than zlib's, raises
-        _GzipError on an error."""
+        """Yields the content of all members of a gzip file, up to an error. With ``inflate`` (another library's decompressor), an error
+        raises _GzipError."""
         compressed = memoryview(first)
         while compressed:
             member, fed_bytes = (inflate or zlib.decompressobj)(wbits=31), _FED_BYTES
@@ -421,7 +421,7 @@ class Source:
                     yield piece
             compressed = self._without_padding(compressed, stream)
             if compressed and not bytes(compressed[:2]).startswith(GZIP[: len(compressed)]):
-                return  # trailing data after the last member, which gzip(1) ignores too
+                return  # trailing data after the last member, which gzip(1) also ignores
 
     def _without_padding(self, compressed: memoryview, stream: BinaryIO) -> memoryview:
         for _ in range(_MAX_PADDING_READS):
@@ -471,7 +471,7 @@ def _isal_decompressor() -> Callable[..., Any] | None:
 
 
 def _rejoin(pieces: Iterator[bytes], piece_bytes: int) -> Iterator[bytes]:
-    """Yields ``pieces`` joined to at least ``piece_bytes``, because each piece is decoded together with the rest of the last."""
+    """Yields ``pieces`` joined to at least ``piece_bytes``, because each piece is decoded together with the rest of the previous one."""
     waiting: list[bytes] = []
     waiting_bytes = 0
     for piece in pieces:
@@ -485,7 +485,7 @@ def _rejoin(pieces: Iterator[bytes], piece_bytes: int) -> Iterator[bytes]:
 
 
 def _salvage_before_error(member: zlib._Decompress, compressed: bytes) -> bytes:
-    """Decompresses byte by byte up to an error, because a call that fails returns no output."""
+    """Output of ``member`` up to an error. Decompresses byte by byte, because a call that fails returns no output."""
     pieces = []
     try:
         for i in range(len(compressed)):

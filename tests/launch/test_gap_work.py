@@ -60,7 +60,7 @@ def test_products_after_the_optimizer_are_no_slower_computation(options, ms, tmp
     late = [f for f in found if f.severity != "info"]
     assert [(f.rule, f.ranks) for f in late] == [("rank-imbalance/host-work", [0])]
     where = late[0].where[0]
-    assert "products" in {place.function for place in where.way}
+    assert "products" in {place.function for place in where.call_path}
     cost = diagnosis.facts["late"]["host"]
     assert cost["drawn_ms"] >= 0.7 * cost["late_ms"] and cost["drawn_as"] is None, cost
     assert blank_ms(diagnosis, 0) > blank_ms(diagnosis, 1) + 0.5 * ms, "the chart shows the gap"

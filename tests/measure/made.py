@@ -17,7 +17,7 @@ MS = 1e6
 class NoLines:
     """A job whose source lines nobody knows."""
 
-    def work(self, components, positions, steps, or_else=None):
+    def work(self, components, positions, steps, fallback_steps=None):
         return []
 
     def syncs(self, kinds):
@@ -32,7 +32,7 @@ class NoLines:
     def gap(self, components, positions, steps):
         return None
 
-    def in_common(self, components, steps):
+    def common_share(self, components, steps):
         return None
 
 

@@ -101,7 +101,7 @@ def test_the_innermost_line_stands_below_the_users():
     samples[:, 2] = 3
     where = {**log.sample_where, 3: Where("/venv/site-packages/torch/x.py", 8, "_run")}
     found = samples_of([RankLog(0, log.record, log.steps, samples=samples, sample_where=where)])
-    deepest = max((stack.whole for stack in found.stacks), key=len)
+    deepest = max((stack.with_innermost for stack in found.stacks), key=len)
     assert [line.function for line in deepest] == ["_run", "load", "main"]
     assert all(type(line) is CodeLine for line in deepest)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.phases import NO_GAPS, gap_component, gaps_between, words_of
+from ddpdoctor.measure.phases import NO_GAPS, gap_component, gap_description, gaps_between
 from ddpdoctor.measure.taxonomy import Component
 
 DATA, FORWARD, BACKWARD = Component.DATA, Component.FORWARD, Component.BACKWARD
@@ -79,4 +79,4 @@ def test_what_a_step_needs_to_get_on_is_no_work_outside_of_it(gap, component):
 
 
 def test_words():
-    assert words_of((OPTIMIZER, DATA)) == "between optimizer.step() and the next batch"
+    assert gap_description((OPTIMIZER, DATA)) == "between optimizer.step() and the next batch"

@@ -324,6 +324,22 @@ def test_own_work_of_several_kinds_is_no_communication(tmp_path: Path) -> None:
     assert change_of(tmp_path, {"data": 6.0, "forward": 7.0, "host": 6.5})["kind"] == "compute"
 
 
+@pytest.mark.parametrize(
+    ("extra", "in_all"),
+    [
+        ({"forward": 2.0, "backward": 3.0, "optimizer": 0.3}, True),
+        ({"forward": 5.0}, False),
+        ({"forward": 3.0, "backward": 6.0}, False),
+        ({"data": 8.0}, None),
+    ],
+    ids=["a slower machine", "code in the forward pass", "larger inputs", "no computation"],
+)
+def test_a_machine_that_gets_slower_is_no_change_of_the_code(
+    tmp_path: Path, extra: dict[str, float], in_all: bool | None
+) -> None:
+    assert change_of(tmp_path, extra)["in_all_phases"] is in_all
+
+
 def test_of_a_rank_without_details_it_is_not_known_that_it_waited(tmp_path: Path) -> None:
     """All ranks pause in step 100, of which rank 0 has the times only."""
     job = Job(world=2, steps=200, extra=lambda rank, step: {"host": 1000.0 * (step == 100)})

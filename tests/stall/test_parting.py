@@ -10,7 +10,7 @@ import pytest
 
 from ddpdoctor.analysis import analyze
 from ddpdoctor.measure.places import Where
-from ddpdoctor.stall.calls import Call, due, parting
+from ddpdoctor.stall.calls import Call, due, first_call_difference
 
 from .recorded import main_finding
 from .test_calls import LINES, Called
@@ -58,7 +58,7 @@ def order(*calls: tuple[str, int], skip: int | None = None, first: int = 1, step
         where = Where("/job/train.py", line, "f")
         before = tuple(c.turn for c in reversed(found) if c.where == where and c.turn)[:2]
         own = "of " in name
-        call = Call(name, "0", None if own else 4.0, where, True, step, first + number, before, is_own=own)
+        call = Call(name, "0", None if own else 4.0, where, True, step, first + number, before, is_by_ddp=own)
         found.append(call)
         step += name == BACKWARD[0]
     last = found.pop()
@@ -73,35 +73,37 @@ REGULAR = [*[BACKWARD] * 3, EVALUATION] * 3
 
 
 def test_the_one_that_skipped_an_evaluation_of_two() -> None:
-    found = parting({0: order(*REGULAR), 1: order(*REGULAR, BACKWARD, skip=len(REGULAR) - 1)})
+    found = first_call_difference({0: order(*REGULAR), 1: order(*REGULAR, BACKWARD, skip=len(REGULAR) - 1)})
     assert found is not None and (found.turn, found.odd) == (12, (1,))
 
 
 def test_of_four_those_that_do_alike_are_right_even_in_the_first_one() -> None:
     first = [*[BACKWARD] * 3, EVALUATION]
     ranks = {rank: order(*first) for rank in (0, 1, 3)}
-    found = parting({**ranks, 2: order(*first, BACKWARD, skip=3)})
+    found = first_call_difference({**ranks, 2: order(*first, BACKWARD, skip=3)})
     assert found is not None and found.odd == (2,)
 
 
 def test_of_two_both_are_named_where_the_past_shows_nothing() -> None:
     irregular = [BACKWARD, EVALUATION, *[BACKWARD] * 5, EVALUATION]
-    found = parting({0: order(*irregular), 1: order(*irregular, BACKWARD, skip=len(irregular) - 1)})
+    found = first_call_difference(
+        {0: order(*irregular), 1: order(*irregular, BACKWARD, skip=len(irregular) - 1)}
+    )
     assert found is not None and found.odd == (0, 1) and not found.is_decided
 
 
 def test_an_evaluation_too_many() -> None:
-    found = parting({0: order(*REGULAR, BACKWARD), 1: order(*REGULAR, EVALUATION)})
+    found = first_call_difference({0: order(*REGULAR, BACKWARD), 1: order(*REGULAR, EVALUATION)})
     assert found is not None and (found.turn, found.odd) == (13, (1,))
 
 
 def test_a_broadcast_of_buffers_that_one_leaves_out() -> None:
     """Behind an evaluation, too, whose last time is forgotten."""
     steps = [BUFFERS, BACKWARD] * 4
-    found = parting({0: order(*steps, BUFFERS), 1: order(*steps, BACKWARD)})
+    found = first_call_difference({0: order(*steps, BUFFERS), 1: order(*steps, BACKWARD)})
     assert found is not None and (found.turn, found.odd) == (9, (1,))
     steps.append(EVALUATION)
-    found = parting({0: order(*steps, BUFFERS), 1: order(*steps, BACKWARD)})
+    found = first_call_difference({0: order(*steps, BUFFERS), 1: order(*steps, BACKWARD)})
     assert found is not None and (found.turn, found.odd) == (10, (1,))
 
 
@@ -109,20 +111,20 @@ def test_backward_passes_of_two_models_in_another_order() -> None:
     """As of a GAN: how much each of them reduces is not written down, but from which line it was called."""
     other = ("all_reduce of gradients", 27)
     steps = [BACKWARD, other] * 4
-    found = parting({0: order(*steps, BACKWARD), 1: order(*steps, other)})
+    found = first_call_difference({0: order(*steps, BACKWARD), 1: order(*steps, other)})
     assert found is not None and (found.turn, found.odd) == (9, (1,))
 
 
 def test_the_last_call_of_a_step_skipped_brings_its_rank_to_the_next_one() -> None:
     step = [EVALUATION, ("all_gather", 9), BACKWARD]
-    found = parting({0: order(*step * 3, *step[:2]), 1: order(*step * 3, step[0], BACKWARD)})
+    found = first_call_difference({0: order(*step * 3, *step[:2]), 1: order(*step * 3, step[0], BACKWARD)})
     assert found is not None and (found.turn, found.odd) == (11, (1,))
 
 
 def test_a_call_that_went_unnoticed_is_where_its_rank_left() -> None:
     """Two metrics of one size: calling the first one twice shows at the second one only by the line."""
     step = [EVALUATION, ("all_reduce", 9), BACKWARD]
-    found = parting({0: order(*step * 4), 1: order(*step * 3, step[0], step[0], step[1])})
+    found = first_call_difference({0: order(*step * 4), 1: order(*step * 3, step[0], step[0], step[1])})
     assert found is not None and (found.turn, found.odd) == (11, (1,))
     assert found.by_rank[1].where is not None and found.by_rank[1].where.line == 8
 
@@ -141,7 +143,7 @@ def test_a_call_that_went_unnoticed_is_where_its_rank_left() -> None:
     ids=["alike", "one ahead", "nothing in common", "nothing of one", "counts otherwise", "nobody"],
 )
 def test_no_difference_is_made_up(calls) -> None:
-    assert parting(calls) is None
+    assert first_call_difference(calls) is None
 
 
 def test_groups_of_one_name_and_other_members_are_not_compared() -> None:
@@ -152,7 +154,7 @@ def test_groups_of_one_name_and_other_members_are_not_compared() -> None:
         ]
 
     steps = [BACKWARD] * 3
-    assert parting({0: of((0, 1), *steps, EVALUATION), 2: of((2, 3), *steps, BACKWARD)}) is None
+    assert first_call_difference({0: of((0, 1), *steps, EVALUATION), 2: of((2, 3), *steps, BACKWARD)}) is None
 
 
 class Numbered(Called):

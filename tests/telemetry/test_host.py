@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -99,6 +100,32 @@ def test_a_rank_that_another_one_started_is_no_worker_of_it(tree):
     assert ranks["0"]["num_children"] == 0 == ranks["0"]["children_memory_bytes"]
     assert ranks["0"]["rss_bytes"] == ranks["0"]["process_rss_bytes"]
     assert ranks["1"]["pid"] == child.pid and ranks["1"]["rss_bytes"] > 0
+
+
+@linux
+@pytest.mark.alone
+def test_programs_outside_of_the_job_that_compute_are_named(tmp_path):
+    """The rank's own tree is no other program, and a program that sleeps is none that computes."""
+    busy = tmp_path / "other-job"
+    busy.symlink_to(shutil.which("sh"))
+    spin = "while :; do :; done"
+    with (
+        subprocess.Popen([str(busy), "-c", spin]) as other,
+        subprocess.Popen(["/bin/sh", "-c", spin]) as rank,
+    ):
+        try:
+            sampler = ProcessTreeSampler(lambda: {0: rank.pid})
+            sampler.sample()
+            assert sampler.other_programs() is None, "no rate from one reading"
+            assert sampler.other_programs() is None, "too soon"
+            time.sleep(1.5)
+            sampler.sample()
+            programs = {each["name"]: each for each in sampler.other_programs()}
+        finally:
+            other.kill()
+            rank.kill()
+    assert programs["other-job"]["processes"] == 1 and 0.1 < programs["other-job"]["cores"] < 1.2
+    assert "sh" not in programs
 
 
 @linux

@@ -1,8 +1,8 @@
 """Put all ranks on one clock, and find the same collective on each.
 
-In: logs and windows by their own clocks. Out: copies on the run's common clock, notes (clocks that were set, machines that slept,
-processes that were suspended), and :class:`Matched` collectives. Durations come from monotonic clocks; hosts are aligned by the
-collectives that their ranks leave together; an implausible match is refused.
+In: logs and windows on their own clocks. Out: copies on the run's common clock, notes (clocks that were set, machines that slept,
+processes that were suspended), and :class:`Matched` collectives. Durations come from monotonic clocks. Hosts are aligned by the
+collectives that their ranks leave together. An implausible match is refused.
 """
 
 from .log_clocks import align_logs, move_trace, use_monotonic_time

@@ -1,9 +1,9 @@
 """One clock for step logs: steps on monotonic time, and hosts aligned by the ends of their collectives.
 
-A step has an exact duration, from the monotonic clock, and a start by the wall clock. The wall clock may be set in the middle of a run,
-and goes on while a machine sleeps. Step n + 1 begins where step n ends, so a rank's time is the sum of its durations. The wall clock
-only relates the ranks of a host, and bridges steps that are missing. Hosts are aligned by the collectives that their ranks leave
-together.
+A step has an exact duration, from the monotonic clock, and a start by the wall clock. The wall clock may be set during a run,
+and continues while a machine sleeps. Step n + 1 begins when step n ends, so a rank's time is the sum of its durations. The wall clock
+is used only to relate the ranks of a host, and to bridge steps that are missing. Hosts are aligned by the collectives that their ranks
+leave together.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .trace_clocks import ClockFit, fit_clock
 
 
 class OrderTuning(msgspec.Struct, frozen=True):
-    """When a clock counts as set, and is reported."""
+    """Thresholds for clocks that were set."""
 
     neighbours: int = 33
-    """Readings of the wall clock whose median counts: a single one is wrong where another process interrupted it."""
+    """Readings of the wall clock whose median is used: a single one is wrong if another process interrupted it."""
     same_ns: int = 1_000_000
-    """Readings that differ by less belong to a clock that was not set."""
+    """If readings differ by less, the clock was not set."""
     reading_ns: int = 100_000
     """Largest difference between two readings of clocks that agree; a trace is not copied for less."""
     reported_ns: int = 100_000_000
-    """A clock that is set by less is not reported: time servers do that occasionally."""
+    """Minimum jump of a clock that is reported: time servers occasionally set a clock by less."""
 
 
 ORDER = OrderTuning()
@@ -41,7 +41,7 @@ ORDER = OrderTuning()
 
 def use_monotonic_time(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
     """The logs with their steps and stack samples on the monotonic time of their run, and notes on clocks that were set. ``moved_ns``
-    of a step leads back to the wall clock."""
+    of a step is its shift from the wall clock."""
     hosts: dict[str, list[_Rank]] = defaultdict(list)
     for log in logs:
         if log.steps:
@@ -90,7 +90,7 @@ class _Rank(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, log: RankLog) -> _Rank:
-        """Each step begins where the one before ends; the first one, and those after a gap, where the wall clock has them."""
+        """Each step begins when the one before ends; the first step, and steps after a gap, begin at their wall-clock times."""
         recorded = np.array([step.start_ns for step in log.steps], np.int64)
         length = np.array([step.length_ns for step in log.steps], np.int64)
         block = blocks(log.steps)
@@ -105,8 +105,7 @@ class _Rank(msgspec.Struct, frozen=True):
         return self.recorded - self.time
 
     def placed_by(self, leader: _Rank) -> _Rank:
-        """The rank shifted to the time of ``leader``, a rank of the same host, by the wall clock: both read the same one in the same
-        steps."""
+        """The rank shifted to the time of ``leader``, a rank of the same host, by the wall clock, which both read in the same steps."""
         places = {number: place for place, number in enumerate(leader.number.tolist())}
         theirs, own = leader.ahead, self.ahead
         time = self.time.copy()
@@ -133,8 +132,10 @@ class _Rank(msgspec.Struct, frozen=True):
 
 
 def _samples_moved(rank: _Rank, times: Ints) -> Ints:
-    """[S] ns to add to each time to get from the wall clock to the time of the run, by the periods between two jumps of the wall clock. A
-    clock that is set back shows the same times twice: where times decrease, the next period has begun."""
+    """[S] ns to add to each wall-clock time to get the time of the run, constant between two jumps of the wall clock.
+
+    A clock that is set back shows the same times twice. The next period begins when times decrease.
+    """
     ahead = running_median(rank.ahead, ORDER.neighbours)
     cuts = [0]
     for place in np.flatnonzero(np.diff(ahead)).tolist():
@@ -142,7 +143,7 @@ def _samples_moved(rank: _Rank, times: Ints) -> Ints:
             cuts.append(place + 1)
     aheads = ahead[cuts].tolist()
     lasts = [*(cut - 1 for cut in cuts[1:]), len(ahead) - 1]
-    # When each period ends, by the wall clock.
+    # Ends of the periods, by the wall clock.
     ends = [
         int(rank.time[last]) + rank.log.steps[last].length_ns + by_ns
         for last, by_ns in zip(lasts, aheads, strict=True)
@@ -157,14 +158,14 @@ def _samples_moved(rank: _Rank, times: Ints) -> Ints:
 
 
 class HostsTuning(msgspec.Struct, frozen=True):
-    """When two clocks are compared, and when one counts as set in a gap of the recording."""
+    """Thresholds for comparing the clocks of two hosts, and for clocks that were set in a gap of the recording."""
 
     fewest: int = 3
-    """Collectives that both hosts took part in: the median of fewer is not reliable."""
+    """Minimum number of collectives in which both hosts took part: the median of fewer is not reliable."""
     around_gap: int = 32
-    """Collectives on either side of a gap that decide whether a clock was set in it."""
+    """Collectives on either side of a gap that are compared."""
     set_ns: int = 20_000_000
-    """Clocks whose difference changes by this much more than drift across a gap were set in it."""
+    """A clock was set in a gap if the difference between the clocks changes by this much more than drift."""
     most_drift: float = 5e-4
     """Largest rate at which time servers slew a clock."""
 
@@ -173,8 +174,8 @@ HOSTS = HostsTuning()
 
 
 def align_logs(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
-    """The logs on the first host's clock, by the ends of the collectives that ranks of both hosts took part in, or via a third host;
-    and notes on the offsets of their clocks."""
+    """(logs on the first host's clock, notes on the offsets of the hosts' clocks). Hosts are aligned by the ends of collectives in which
+    ranks of both took part, directly or via a third host."""
     hosts: dict[str, list[RankLog]] = defaultdict(list)
     for log in logs:
         hosts[log.host].append(log)
@@ -184,17 +185,17 @@ def align_logs(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
     own = {host: _host_ends(of_host) for host, of_host in hosts.items()}
     on_clock = {leader: hosts[leader]}
     corrections: dict[str, _Correction] = {}
-    waiting, references = others, [own[leader]]
-    while waiting and references:
+    unaligned, references = others, [own[leader]]
+    while unaligned and references:
         found = {}
-        for host in waiting:
+        for host in unaligned:
             tried = (_correction(reference, own[host]) for reference in references)
             if (correction := next(filter(None, tried), None)) is not None:
                 found[host] = correction
                 on_clock[host] = [correction.applied(log) for log in hosts[host]]
         corrections |= found
-        waiting = [host for host in waiting if host not in found]
-        references = [_host_ends(on_clock[host]) for host in found] if waiting else []
+        unaligned = [host for host in unaligned if host not in found]
+        references = [_host_ends(on_clock[host]) for host in found] if unaligned else []
     aligned = {
         id(log): moved
         for host, of_host in on_clock.items()
@@ -220,8 +221,8 @@ def _host_note(leader: str, host: str, correction: _Correction | None) -> str:
 
 
 _HostEnds = Mapping[Key, tuple[SyncPoint, int]]
-"""When a host's ranks left the collectives that all leave together: of each, the part of the first of its ranks, and the block of
-consecutive steps, on that rank, to which it belongs."""
+"""Collectives that all ranks leave together → (the part of the host's first rank in it, the block of consecutive steps to which it belongs
+on that rank)."""
 
 
 def _host_ends(logs: Sequence[RankLog]) -> _HostEnds:
@@ -239,7 +240,7 @@ class _Correction(msgspec.Struct, frozen=True):
     """The correction from a host's clock to the leader's clock."""
 
     clock_jumps: Sequence[tuple[int, int]]
-    """(first step after a gap in which the clock was set, ns); undone first."""
+    """(first step after a gap in which the clock was set, ns); corrected before ``fit`` is applied."""
     fit: ClockFit
 
     @property
@@ -266,7 +267,7 @@ class _Correction(msgspec.Struct, frozen=True):
 
 
 def _correction(reference: _HostEnds, other: _HostEnds) -> _Correction | None:
-    """The correction by the collectives of two hosts; None where they have too few in common."""
+    """The correction by the collectives of two hosts; None if they have too few in common."""
     keys = sorted(reference.keys() & other.keys(), key=lambda key: reference[key][0].end_ns)
     if len(keys) < HOSTS.fewest:
         return None
@@ -286,7 +287,7 @@ def _correction(reference: _HostEnds, other: _HostEnds) -> _Correction | None:
 
 
 def _jump_at(reference_ends: Ints, ahead: Ints, row: int) -> int:
-    """ns by which a clock was set before this row; 0 where drift explains the difference."""
+    """ns by which a clock was set before this row; 0 if drift explains the difference."""
     before = slice(max(0, row - HOSTS.around_gap), row)
     behind = slice(row, row + HOSTS.around_gap)
     by_ns = int(np.median(ahead[behind]) - np.median(ahead[before]))

@@ -1,5 +1,5 @@
-"""Find the same collective on every rank: by process group and sequence number where the trace has them, else by the order in which
-each rank has its group's collectives. Count the collectives that lack members, with the reasons."""
+"""Find the same collective on every rank: by process group and sequence number if the trace has them, else by the order of the group's
+collectives on each rank. Count the collectives that lack members, with the reasons."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ddpdoctor.measure.window import Window
 from .sequence_alignment import CollectiveSequence, Groups, merge_ranks, sequences_of, spacing
 from .trace_clocks import align_trace_clocks, several_clocks
 
-_LEFT = 2
-"""Collectives in a row at the end of a window that a rank must lack to count as stopped: the event of a single one may be missing."""
+_FEWEST_LACKING = 2
+"""Minimum number of consecutive collectives that a stopped rank lacks at the end of a window: the event of a single one may be missing."""
 
 
 class MatchCoverage(msgspec.Struct, frozen=True):
-    """How many collectives of several ranks were found on all of them, and why others were not.
+    """Number of collectives of several ranks that were found on all of them, and of others by reason.
 
-    A collective that lacks several members for different reasons counts once, by the first reason in this order.
+    A collective that lacks several members for different reasons counts once, by the first reason in the order of the fields.
     """
 
     complete: int = 0
@@ -51,8 +51,8 @@ class Spread(msgspec.Struct, frozen=True):
     """ns of the first member's end."""
     last: Ints
     """ns of the last member's end."""
-    together: Mask
-    """Whether all members were in it at the same time."""
+    overlap: Mask
+    """Whether there was a time at which all members were in it."""
 
     @property
     def end_spread_ns(self) -> Array:
@@ -74,11 +74,11 @@ def spread_of(windows: Sequence[Window], table: Ints) -> Spread:
     for position in members:
         begin, end = windows[position].span
         reached += ((first <= end) & (last >= begin)).astype(np.int64)
-    return Spread((table >= 0).sum(axis=1), reached, first, last, together=begun <= first)
+    return Spread((table >= 0).sum(axis=1), reached, first, last, overlap=begun <= first)
 
 
 def coverage(windows: Sequence[Window], shared: Sequence[tuple[Ints, Spread]]) -> MatchCoverage:
-    """The coverage of the collectives of ``shared`` groups, those with several recorded ranks."""
+    """The coverage of the collectives of ``shared`` groups, which have several recorded ranks."""
     complete, outside_window, event_missing, rank_stopped = range(4)
     counts = np.zeros(4, np.int64)
     for table, spread in shared:
@@ -88,23 +88,23 @@ def coverage(windows: Sequence[Window], shared: Sequence[tuple[Ints, Spread]]) -
             begin, end = windows[position].span
             outside = (spread.last < begin) | (spread.first > end)
             gone = ~outside & (np.arange(len(table)) > np.flatnonzero(~lacks)[-1])
-            why = np.where(gone & (gone.sum() >= _LEFT), rank_stopped, event_missing)
+            why = np.where(gone & (gone.sum() >= _FEWEST_LACKING), rank_stopped, event_missing)
             reason[lacks] = np.maximum(reason, np.where(outside, outside_window, why))[lacks]
         counts += np.bincount(reason, minlength=4)
     return MatchCoverage(*counts[[complete, rank_stopped, event_missing, outside_window]].tolist())
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """When a match is plausible."""
+    """Thresholds of a plausible match."""
 
     least_matched: float = 0.5
-    """Share of the collectives that must be matched: windows that overlap by less are probably from different jobs."""
-    by_chance: float = 0.2
-    """Share of the distance to the next collective of the same kind. Ends of unrelated collectives are a quarter of it apart in the
-    median, ends of one collective less than its own length."""
+    """Minimum share of the collectives that are matched: windows that overlap by less are probably from different jobs."""
+    chance_share: float = 0.2
+    """Largest plausible distance of ends as a share of the distance to the next collective of the same kind. Ends of unrelated collectives
+    are a quarter of it apart in the median, ends of one collective less than its length."""
     same_end_ns: int = 150_000
-    """Ends within this time are the same, however close collectives follow each other: more than the 90 microseconds that are measured
-    within a host."""
+    """Ends within this time are the same, even if collectives follow each other more closely: more than the 90 microseconds that are
+    measured within a host."""
 
 
 TUNING = Tuning()
@@ -114,18 +114,17 @@ class Matched(msgspec.Struct, frozen=True):
     """Collectives matched across windows."""
 
     rows: NDArray[np.int64]
-    """[M, R] row in each window's collectives, -1 where the rank has no part in it."""
+    """[M, R] row in each window's collectives, -1 if the rank has no part in it."""
     unmatched: int = 0
     refused: str | None = None
-    """Why the matching cannot be right."""
+    """Why the match is implausible; None if it is plausible."""
     error_ns: float | None = None
-    """Error bound of the clocks' alignment; None where nothing was aligned."""
+    """Error bound of the clocks' alignment; None if nothing was aligned."""
     coverage: MatchCoverage = msgspec.field(default_factory=MatchCoverage)
-    """How many collectives have all their members."""
 
 
 def align_and_match(windows: Sequence[Window]) -> tuple[list[Window], Matched]:
-    """(The windows on one clock, their collectives matched). Ranks without collectives keep their clock."""
+    """(windows on one clock, their matched collectives). Ranks without collectives keep their clock."""
     active = [position for position, window in enumerate(windows) if len(window.collectives)]
     if len(active) < 2:
         unmatched = sum(len(window.collectives) for window in windows)
@@ -136,7 +135,7 @@ def align_and_match(windows: Sequence[Window]) -> tuple[list[Window], Matched]:
     aligned = [by_position.get(position, window) for position, window in enumerate(windows)]
     of_ranks = dict(zip(active, groups, strict=True))
     clock_ns = error_ns if several_clocks(taking_part) else 0.0
-    # By process group, those with one rank among them.
+    # By process group; includes groups with one recorded rank.
     by_group: dict[Hashable, dict[int, tuple[Ints, CollectiveSequence]]] = defaultdict(dict)
     for position, of_rank in of_ranks.items():
         for key, of_group in of_rank.items():
@@ -159,9 +158,11 @@ def align_and_match(windows: Sequence[Window]) -> tuple[list[Window], Matched]:
 def _why_implausible(
     windows: Sequence[Window], groups: Mapping[int, Groups], shared: Sequence[tuple[Ints, Spread]]
 ) -> str | None:
-    """Why a match is implausible: too few collectives are on several ranks, or ends are as far apart as by chance. None if it is
-    plausible. Of collectives with equal numbers that all members were in at once, ends prove nothing: processes that share a GPU see
-    them when it is their turn."""
+    """The reason if a match is implausible: too few collectives are on several ranks, or ends are as far apart as by chance. Else None.
+
+    Ends are not tested for collectives with equal sequence numbers in which all members were at the same time, because processes that
+    share a GPU leave them at different times.
+    """
     several = sum(int((spread.members > 1).sum()) for _, spread in shared)
     possible = sum(int((spread.reached > 1).sum()) for _, spread in shared)
     if shared and several <= TUNING.least_matched * possible:
@@ -181,11 +182,11 @@ def _why_implausible(
         for position, window in enumerate(windows):
             has = table[:, position] >= 0
             numbered[has] &= window.collectives.sequence[table[has, position]] >= 0
-        proven = numbered[chosen] & spread.together[chosen]
+        proven = numbered[chosen] & spread.overlap[chosen]
         apart.append(spread.end_spread_ns[chosen])
         of_distance.append(np.where(proven, 0.0, spread.end_spread_ns[chosen] / nearest))
     apart_ns, shares = np.concatenate(apart), np.concatenate(of_distance)
-    if len(shares) and np.median(apart_ns) > TUNING.same_end_ns and np.median(shares) > TUNING.by_chance:
+    if len(shares) and np.median(apart_ns) > TUNING.same_end_ns and np.median(shares) > TUNING.chance_share:
         or_shared = ", or the ranks share a GPU" if any(window.on_device for window in windows) else ""
         return (
             f"the ends of the same collectives are {np.median(apart_ns) / 1e6:.1f} ms apart (median), as far as those of "
@@ -195,8 +196,10 @@ def _why_implausible(
 
 
 def _distances(windows: Sequence[Window], groups: Mapping[int, Groups]) -> dict[int, Array]:
-    """By position, [M] ns from the end of each collective to the nearest of its kind. Ends on Gloo are delayed until their threads get
-    a CPU, and steps identify the collective: there it is at least a step's length."""
+    """By position, [M] ns from the end of each collective to the nearest of its kind.
+
+    At least the median step on CPUs, where steps identify the collective, and ends are delayed until Gloo's threads get a CPU.
+    """
     found = {}
     for position, of_rank in groups.items():
         window = windows[position]

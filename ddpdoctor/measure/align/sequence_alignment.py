@@ -1,9 +1,9 @@
 """Align two ranks' sequences of collectives, and merge the ranks one after another.
 
-The key of a collective on every rank is its process group, operation, size, sequence number and step. On each rank the collectives of a
-process group come in the same order. Pairs are certain that step and place identify, or whose ends
-are nearer to each other than to any neighbour's. Between two certain pairs dynamic programming finds the best chain of the rest.
-Distant ends are evidence only; a pair is excluded if one rank arrived after the other had left.
+A collective has the same process group, operation, size, sequence number and step on every rank. The collectives of a process group have
+the same order on each rank. A pair is certain if step and place identify it, or if its ends are nearer to each other than to any
+neighbour's. Between two certain pairs, dynamic programming finds the best chain of the rest. A larger distance of ends only lowers the
+score; a pair is excluded if one rank arrived after the other had left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ddpdoctor.measure.numerics import Array, Ints, Mask, scatter_of
 from ddpdoctor.measure.window import UNKNOWN_STEP, Window, step_of_collectives
 
 _UNEQUAL = ("alltoall", "sendrecv", "send", "recv", "gather", "scatter", "unknown")
-"""Operations to which ranks may contribute different amounts: their sizes identify nothing."""
+"""Operations to which ranks may contribute different amounts: their sizes do not identify a collective."""
 _ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "unknown")
 """Operations that a rank may leave before another arrives: a rank that only sends need not wait for the receivers."""
 _COLUMNS = ("label", "kind", "step", "start", "end", "left", "synchronizes")
@@ -32,12 +32,12 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
     """Collectives of one process group in order, [M]; times int64 ns."""
 
     label: Ints
-    """Equal on all ranks: a code for operation and size, and the collective's number where it has one."""
+    """Equal on all ranks: a code for operation and size, and the sequence number if it has one."""
     kind: Ints
-    """The same without the number."""
+    """The same without the sequence number."""
     step: Ints
-    """Step in which the host launched it; -1 unknown, and where its number identifies it: windows may count their steps from their own
-    beginnings."""
+    """Step in which the host launched it. -1 if unknown, or if a sequence number identifies it, because windows may count their steps from
+    their own beginnings."""
     start: Ints
     """Latest start among the members known so far."""
     end: Ints
@@ -46,7 +46,7 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
     synchronizes: Mask
     """Whether no rank leaves it before all have arrived, and no sequence number identifies it."""
     one_order: bool = False
-    """Whether all streams have one order: the group is known, or its host issues the collectives one by one."""
+    """Whether the order is the same on all ranks: the group is known, or the host issues the collectives one by one."""
     on_device: bool = True
     """If false, an end is delayed until a thread gets a CPU."""
 
@@ -66,13 +66,13 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
         return replace(self, **columns)
 
     def by_clock(self, correction_ns: Ints) -> CollectiveSequence:
-        """The same on another clock, ``correction_ns`` to be added at each end."""
+        """The collectives on another clock; ``correction_ns`` [M] is added to the times of each."""
         moved = {name: getattr(self, name) + correction_ns for name in ("start", "end", "left")}
         return replace(self, **moved)
 
 
 def steps_differ(a: Ints, b: Ints) -> Mask:
-    """Where both steps are known and different."""
+    """Whether both steps are known and different."""
     different: Mask = (a >= 0) & (b >= 0) & (a != b)
     return different
 
@@ -89,8 +89,8 @@ Groups = dict[Hashable, tuple[Ints, CollectiveSequence]]
 
 
 def group_keys(window: Window) -> list[Hashable]:
-    """Process group of each collective, with its ranks where the file lists them: names repeat between disjoint groups in some
-    versions. As text, whose hash is cached: a group may have thousands of ranks."""
+    """Process group of each collective, with its ranks if the file lists them, because disjoint groups have the same name in some
+    versions. Keys are text, whose hash is cached: a group may have thousands of ranks."""
     known: dict[str, Hashable] = {}
     for group in window.trace.meta.process_groups:
         if group.get("ranks"):
@@ -106,7 +106,7 @@ def sequences_of(windows: Sequence[Window], numbers: bool = True) -> list[Groups
     if "" in names and len(names) == 2:
         # Only one group is named: collectives without a name get that name.
         keys = [[max(names, key=str)] * len(of_window) for of_window in keys]
-    # Bytes of each collective, -1 where they are unknown or identify nothing; and all sizes of a group's operation.
+    # Bytes of each collective, -1 if unknown or different on each rank; and all sizes of a group's operation.
     sizes = [
         np.where(np.isin(comms.operation, _UNEQUAL), -1.0, np.nan_to_num(comms.bytes, nan=-1.0)).tolist()
         for comms in (window.collectives for window in windows)
@@ -115,7 +115,7 @@ def sequences_of(windows: Sequence[Window], numbers: bool = True) -> list[Groups
     for window, of_window, size in zip(windows, keys, sizes, strict=True):
         for key, op, of in set(zip(of_window, window.collectives.operation, size, strict=True)):
             seen[key, op].add(of)
-    # Where all known sizes are the same, those that are unknown have it, too.
+    # If all known sizes are equal, unknown sizes get the same value.
     only = {what: max(of) for what, of in seen.items() if len(of - {-1.0}) == 1}
     codes: dict[Hashable, int] = {}
     found = []
@@ -168,17 +168,17 @@ class ChainTuning(msgspec.Struct, frozen=True):
     of_length: float = 0.5
     """Share of a collective's length: twice the spread that sends and receives show."""
     in_order: float = 0.05
-    """Score of a pair by order and step alone, where an end is delayed until a thread gets a CPU."""
+    """Score of a pair by order and step alone, if ends are delayed until a thread gets a CPU."""
     block: int = 256
-    """Collectives that are compared at once where nothing between them is certain."""
+    """Maximum number of collectives that are compared at once if no pair between them is certain."""
     crossing: int = 4
-    """Places by which the collectives of two streams may be reordered on another rank."""
+    """Places by which the order of two streams' collectives may differ between ranks."""
 
 
 CHAINS = ChainTuning()
 
 Stretch = tuple[Ints, Ints]
-"""Rows of one rank and of another that may belong together."""
+"""Rows of one rank and of another that may be the same collectives."""
 
 
 class EndTolerance(msgspec.Struct, frozen=True):
@@ -187,7 +187,7 @@ class EndTolerance(msgspec.Struct, frozen=True):
     clock_ns: float
     """Largest error between two clocks."""
     ends_ns: float
-    """Largest difference between ends of one collective, however short it is."""
+    """Largest difference between ends of one collective of any length."""
 
     def credible_ns(self, a: CollectiveSequence, b: CollectiveSequence) -> Array:
         """Largest plausible difference between the ends of ``a`` and ``b``, row by row."""
@@ -199,7 +199,7 @@ class EndTolerance(msgspec.Struct, frozen=True):
 def fill_between(
     reference: CollectiveSequence, other: CollectiveSequence, row: Ints, tolerance: EndTolerance
 ) -> Ints:
-    """``row`` [M] completed by the pairs found between those that it has."""
+    """``row`` [M] completed by pairs between those that it contains."""
     row = _fill_all(reference, other, row, tolerance, 0)
     return row if reference.one_order else _fill_all(reference, other, row, tolerance, CHAINS.crossing)
 
@@ -235,7 +235,7 @@ def _fill_stretch(
     a, b = reference.select(reference_rows), other.select(other_rows)
     scores = _pair_scores(a, b, tolerance).reshape(len(a), len(b))
     before, behind = int(other_rows[0]) - 1, int(other_rows[-1]) + 1
-    # Between two pairs that adjoin the stretch on both ranks nothing is missing: the order is certain.
+    # If the stretch is enclosed by pairs and has the same length on both ranks, nothing is missing and the order is certain.
     enclosed = before >= 0 and behind < len(row) and len(a) == len(b) == behind - before - 1
     enclosed = enclosed and np.array_equal(reference_rows, np.arange(row[before] + 1, row[behind]))
     if enclosed and scores.diagonal().all():
@@ -246,11 +246,11 @@ def _fill_stretch(
 
 
 def _between(taken: Mask, row: Ints, crossing: int) -> Iterator[Stretch]:
-    """The stretches where both ranks have unpaired collectives."""
+    """The stretches in which both ranks have unpaired collectives."""
     reference_rows, other_rows = np.flatnonzero(~taken), np.flatnonzero(row < 0)
     if not len(reference_rows) or not len(other_rows):
         return
-    # Rows of the reference that are paired before and after each of them.
+    # Paired rows of the reference before and after each unpaired row of the other rank.
     low = np.maximum.accumulate(row)[other_rows]
     high = np.minimum.accumulate(np.where(row >= 0, row, len(taken))[::-1])[::-1][other_rows]
     low, high = np.minimum(low, high) - crossing, np.maximum(low, high) + crossing
@@ -262,7 +262,7 @@ def _between(taken: Mask, row: Ints, crossing: int) -> Iterator[Stretch]:
 
 
 def _blocks(reference: CollectiveSequence, other: CollectiveSequence, stretch: Stretch) -> Iterator[Stretch]:
-    """A long stretch in parts, cut at the same times on both ranks."""
+    """The stretch, divided at the same times on both ranks if it is long."""
     reference_rows, other_rows = stretch
     if len(other_rows) <= CHAINS.block:
         yield stretch
@@ -274,7 +274,7 @@ def _blocks(reference: CollectiveSequence, other: CollectiveSequence, stretch: S
 
 
 def _pair_scores(a: CollectiveSequence, b: CollectiveSequence, tolerance: EndTolerance) -> Array:
-    """[N * M] score from 0 to 1, higher for nearer ends; 0 for different labels or steps, or where one rank arrives after the other has
+    """[N * M] score from 0 to 1, higher for nearer ends; 0 for different labels or steps, or if one rank arrives after the other has
     left."""
     reference_rows, other_rows = np.repeat(np.arange(len(a)), len(b)), np.tile(np.arange(len(b)), len(a))
     a, b = a.select(reference_rows), b.select(other_rows)
@@ -311,17 +311,18 @@ def _best_chain(scores: Array) -> Stretch:
 
 
 class SureTuning(msgspec.Struct, frozen=True):
-    """What makes a pair certain."""
+    """Thresholds of certain pairs."""
 
     near: float = 0.25
-    """Share of the distance to the nearest neighbour of the same kind: closer ends belong together. In unrelated sequences half of the
-    ends are that close, but no two in a row."""
+    """Largest distance of the ends as a share of the distance to the nearest neighbour of the same kind. In unrelated sequences half of
+    the ends are that close, but no two in a row."""
     clear: float = 12.0
-    """Multiple of the ends' scatter below which neighbours cannot be separated by time."""
+    """Multiple of the ends' scatter below which neighbours cannot be distinguished by time."""
     scatters: float = 6.0
-    """Multiple of the clocks' error that may be between two ends: excludes less than one in a million normal errors."""
+    """Largest distance of two ends as a multiple of their scatter: excludes less than one in a million normal errors."""
     tightest_ns: float = 150_000.0
-    """More than the 90 microseconds by which ends scatter within a host, and of the order of the error of a device's clock."""
+    """Minimum tolerance: more than the 90 microseconds by which ends scatter within a host, and similar to the error of a device's
+    clock."""
 
 
 SURE = SureTuning()
@@ -330,15 +331,15 @@ SURE = SureTuning()
 def align_sequences(
     reference: CollectiveSequence, other: CollectiveSequence, scatter_ns: float, clock_ns: float = 0.0
 ) -> Ints:
-    """[M] row in ``reference`` of each collective of ``other``, on one clock; -1 where it is missing there.
+    """[M] row in ``reference`` of each collective of ``other``, on one clock; -1 if it is missing there.
 
-    ``scatter_ns``: scatter of ends; ``clock_ns``: error of the clock, 0 where both ranks have the same.
+    ``scatter_ns``: scatter of ends; ``clock_ns``: error of the clock, 0 if both ranks have the same clock.
     """
     if not len(reference) or not len(other):
         return np.full(len(other), -1, np.int64)
     clock_ns = max(SURE.tightest_ns, clock_ns)
     near = _nearest(reference, other, clock_ns)
-    # Profilers may start to count in different steps.
+    # Profilers may begin to count steps at different steps.
     known = (near >= 0) & (reference.step[near] >= 0) & (other.step >= 0)
     ahead = int(np.median((reference.step[near] - other.step)[known])) if known.any() else 0
     other = replace(other, step=np.where(other.step >= 0, other.step + ahead, other.step))
@@ -364,12 +365,12 @@ def align_sequences(
 
 
 def certain_pairs(reference: CollectiveSequence, other: CollectiveSequence) -> Ints:
-    """[M] as :func:`align_sequences`, but only pairs that are certain by time alone."""
+    """[M] like :func:`align_sequences`, but only pairs that are certain by time alone."""
     return _certain(reference, other, _nearest(reference, other, np.inf), 0.0)
 
 
 def _nearest(reference: CollectiveSequence, other: CollectiveSequence, error_ns: float) -> Ints:
-    """[M] row of the same kind with the nearest end, where each is the other's nearest; else -1."""
+    """[M] row with the same label and the nearest end, if each is the other's nearest; else -1."""
     there = _closest(reference.label, reference.end, other.label, other.end)
     back = _closest(other.label, other.end, reference.label, reference.end)
     there = np.where((there >= 0) & (back[there] == np.arange(len(other))), there, -1)
@@ -385,7 +386,7 @@ def _certain(reference: CollectiveSequence, other: CollectiveSequence, near: Int
 
 
 def spacing(label: Ints, end: Ints) -> Array:
-    """[M] ns to the nearest end of the same kind on the same rank; infinite where it is the only one."""
+    """[M] ns to the nearest end with the same label on the same rank; infinite if there is no other."""
     order = np.lexsort((end, label))
     step = np.diff(end[order]).astype(float)
     step[np.diff(label[order]) != 0] = np.inf
@@ -396,7 +397,7 @@ def spacing(label: Ints, end: Ints) -> Array:
 
 
 def _closest(label: Ints, end: Ints, at_label: Ints, at: Ints) -> Ints:
-    """[N] the row of the same label whose end is the nearest to each time, -1 without any."""
+    """For each time in ``at``, the row with the same label and the nearest end; -1 without any."""
     count = len(label)
     labels, times = np.concatenate((label, at_label)), np.concatenate((end, at))
     order = np.lexsort((np.arange(len(labels)) >= count, times, labels))
@@ -411,14 +412,15 @@ def _closest(label: Ints, end: Ints, at_label: Ints, at: Ints) -> Ints:
         valid &= labels[rows] == labels[order]
         away = np.where(valid, np.abs(times[rows] - times[order]).astype(float), np.inf)
         best, distance = np.where(away < distance, rows, best), np.minimum(away, distance)
-    asked = order >= count
+    is_query = order >= count
     row = np.empty(len(at), np.int64)
-    row[order[asked] - count] = best[asked]
+    row[order[is_query] - count] = best[is_query]
     return row
 
 
 def in_equal_steps(reference: CollectiveSequence, other: CollectiveSequence) -> Ints:
-    """[M] as :func:`align_sequences`, by place among those of a kind in a step, where both ranks have the same number; without clocks."""
+    """[M] like :func:`align_sequences`, but without clocks: by place among the collectives with the same label in a step, if both ranks
+    have the same number of these."""
     row = np.full(len(other), -1, np.int64)
     reference_rows, other_rows = np.flatnonzero(reference.step >= 0), np.flatnonzero(other.step >= 0)
     if not len(reference_rows) or not len(other_rows):
@@ -461,7 +463,7 @@ def _increasing(row: Ints) -> Ints:
 def merge_ranks(
     members: Mapping[int, tuple[Ints, CollectiveSequence]], world: int, scatter_ns: float, clock_ns: float
 ) -> Ints:
-    """[L, world] row of each collective in the windows of its members, in order; -1 where it is missing.
+    """[L, world] row of each collective in the windows of its members, in order; -1 if it is missing.
 
     ``members``: position → (rows in the window's collectives, the collectives on the common clock). Ranks are aligned one after another
     with the merged sequence; collectives that it lacks are inserted in order.

@@ -1,14 +1,14 @@
 """Find steps in which ranks were suspended from outside: by a signal, a frozen container, or a scheduler.
 
-Such a step says nothing about the job, and a long one would dominate the mean. A long step of the job itself, such as a batch from
-storage that hangs, is measured. Evidence:
+Such a step does not represent the job, and a long one would dominate the mean. A long step that the job causes, such as a slow read from
+storage, is measured. Evidence:
 
-- In a suspended process no thread runs, so the thread that samples the training thread stops, too; in a stall it continues. A thread
-that holds the interpreter's lock also stops it, but uses a CPU.
+- In a suspended process no thread runs, so the thread that samples the training thread stops as well. In a stall it continues. A thread
+that holds the GIL also stops it, but uses a CPU.
 
-- Where the launcher is suspended with its ranks, telemetry has no readings either. Otherwise telemetry shows whether a rank uses a CPU.
+- If the launcher is suspended with its ranks, telemetry has no readings either. Otherwise telemetry shows whether a rank uses a CPU.
 
-- What happens repeatedly in the same kind of call, while the launcher continues, is the job's own.
+- If it occurs repeatedly in the same kind of call, while the launcher continues, the job causes it.
 
 Without samples, only a step many times as long as any other counts.
 """
@@ -29,31 +29,31 @@ from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.rundir import EventKind, listed
 
 _WAITS = (EventKind.DATA, EventKind.ITERATION, EventKind.SAVE, EventKind.LOAD)
-"""Kinds of calls in which a job's own stall can stop all threads: native code that holds the interpreter's lock."""
+"""Kinds of calls in which the job can stop all of its threads: native code that holds the GIL."""
 
 _MOST_NAMED = 8
-"""Ranks that a note names one by one."""
+"""Maximum number of ranks that a note lists."""
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """When a long step counts as a suspension."""
+    """Thresholds of suspensions."""
 
     least_ns: int = 2_000_000_000
-    """The sampling thread takes a sample every 0.4 s at most: without samples for this long it was suspended, or kept from running."""
+    """Minimum length. The sampling thread takes a sample at least every 0.4 s: if there is none for this long, it could not run."""
     least_steps: float = 3.0
-    """Multiple of the rank's median step: shorter suspensions do not disturb its numbers."""
+    """Minimum length of the step as a multiple of the rank's median step: shorter suspensions do not affect the results."""
     mostly: float = 0.5
-    """Share of the time by which the step exceeds the median."""
+    """Minimum length of the suspension as a share of the time by which the step exceeds the median."""
     computes: float = 0.2
     """A process that was running or runnable for this share of the time was not suspended."""
-    most_alike: int = 2
-    """Suspensions in the same kind of call; if there are more, they are the job's own."""
+    most_of_call: int = 2
+    """Maximum number of suspensions in the same kind of call; if there are more, the job causes them."""
     silent_readings: float = 3.0
-    """Missing telemetry readings in a row that count as a gap."""
+    """Length of a gap in telemetry, as a multiple of the usual interval."""
     far: float = 20.0
-    """Multiple of the longest other step, where there is no other evidence."""
+    """Minimum multiple of the longest other step, if there is no other evidence."""
     far_ns: int = 10_000_000_000
-    """And at least this long: lazy loading of libraries, or a full disk, takes seconds."""
+    """Minimum length in this case: lazy loading of libraries, or a full disk, takes seconds."""
 
 
 TUNING = Tuning()
@@ -66,11 +66,11 @@ class _Stop(msgspec.Struct, frozen=True):
     """Index of the step in its log."""
     ns: int
     call: str
-    """Kind of the call in which it happens, "" for none of ``_WAITS``."""
-    seen: bool
+    """Kind of the call in which it occurs, "" for none of ``_WAITS``."""
+    has_evidence: bool
     """Whether there is evidence of the suspension other than the step's length."""
-    sure: bool = True
-    """False: it may be the job's own, if it repeats."""
+    certain: bool = True
+    """If False, the job may cause it: it counts only if it is rare."""
 
 
 def exclude_suspended(
@@ -85,7 +85,7 @@ def exclude_suspended(
             by_number[log.steps[stop.place].number].append((log.rank, stop))
         steps = list(log.steps)
         for stop in stops:
-            steps[stop.place] = steps[stop.place].marked(SUSPENDED)
+            steps[stop.place] = steps[stop.place].with_mark(SUSPENDED)
         marked.append(replace(log, steps=tuple(steps)) if stops else log)
     return marked, [_note(number, stops, len(logs)) for number, stops in sorted(by_number.items())]
 
@@ -99,7 +99,7 @@ def _note(number: int, stops: Sequence[tuple[int, _Stop]], world: int) -> str:
     )
     was = "" if len(ranks) == world else " were" if len(ranks) > 1 else " was"
     length = format_duration(max(stop.ns for _, stop in stops))
-    if any(stop.seen for _, stop in stops):
+    if any(stop.has_evidence for _, stop in stops):
         return f"{who}{was} suspended for {length} in step {number}: this step and the next are excluded."
     return (
         f"{who}{was} suspended, or stuck, for {length} in step {number}, many times as long as any other step, and "
@@ -108,8 +108,7 @@ def _note(number: int, stops: Sequence[tuple[int, _Stop]], world: int) -> str:
 
 
 def _stops(log: RankLog, host: HostTelemetry | None) -> list[_Stop]:
-    """The suspensions of a rank. A stop of the sampling in the same kind of call, without use of a CPU, may be the job's own: it counts
-    if it is rare."""
+    """The suspensions of a rank. Stops that the job may cause (``certain`` is False) count if few occur in the same kind of call."""
     lengths = np.array([step.length_ns for step in log.steps], np.int64)
     if len(lengths) < 2:
         return []
@@ -120,12 +119,12 @@ def _stops(log: RankLog, host: HostTelemetry | None) -> list[_Stop]:
     readings = np.empty(0, np.int64) if host is None else host.host_column("cpu_percent")[0]
     evidence = _Evidence(log, host, lengths, np.sort(log.samples[:, 0]), readings)
     stops = [stop for place in long if (stop := evidence.find_stop(place, usual)) is not None]
-    alike: dict[str, list[_Stop]] = defaultdict(list)
+    by_call: dict[str, list[_Stop]] = defaultdict(list)
     for stop in stops:
-        if not stop.sure:
-            alike[stop.call].append(stop)
-    seldom = [stop for group in alike.values() if len(group) <= TUNING.most_alike for stop in group]
-    return [stop for stop in stops if stop.sure] + seldom
+        if not stop.certain:
+            by_call[stop.call].append(stop)
+    rare = [stop for group in by_call.values() if len(group) <= TUNING.most_of_call for stop in group]
+    return [stop for stop in stops if stop.certain] + rare
 
 
 class _Evidence(msgspec.Struct, frozen=True):
@@ -141,34 +140,34 @@ class _Evidence(msgspec.Struct, frozen=True):
     """Times of its host's telemetry, by the wall clock."""
 
     def find_stop(self, place: int, usual_ns: int) -> _Stop | None:
-        """The suspension in this step; None where there was none."""
+        """The suspension in this step; None if there was none."""
         step, beyond_ns = self.log.steps[place], int(self.lengths[place]) - usual_ns
         quiet = self._telemetry_gap(step, beyond_ns)
         if place < WARM_UP_STEPS and not quiet:
-            # Libraries are loaded and kernels compiled in them, and they are excluded anyway.
+            # Libraries are loaded and kernels compiled in warm-up steps, and these are excluded anyway.
             return None
         stop = self._longest_silence(place, beyond_ns)
         if stop is None:
             # Without other evidence, the step must be much longer than all but at most one other.
             others = np.sort(np.delete(self.lengths, place))
-            longest = int(others[-min(TUNING.most_alike, len(others))])
+            longest = int(others[-min(TUNING.most_of_call, len(others))])
             far = self.lengths[place] >= max(TUNING.far_ns, TUNING.far * longest)
-            unseen = not len(self.sampled) and not len(self.readings) and far
-            return _Stop(place, beyond_ns, "", seen=quiet) if quiet or unseen else None
+            without_evidence = not len(self.sampled) and not len(self.readings) and far
+            return _Stop(place, beyond_ns, "", has_evidence=quiet) if quiet or without_evidence else None
         if stop.ns < max(TUNING.least_ns, TUNING.mostly * beyond_ns):
             return None
         runs = self._had_cpu(step, stop.ns)
         if quiet or (not stop.call and not runs):
             return stop
-        return replace(stop, sure=False) if runs is False else None
+        return replace(stop, certain=False) if runs is False else None
 
     def _longest_silence(self, place: int, beyond_ns: int) -> _Stop | None:
-        """The longest time in the step without a sample; None where the samples do not show it."""
+        """The longest time in the step without a sample; None if sampling does not cover the step."""
         step, sampled = self.log.steps[place], self.sampled
         if not len(sampled) or sampled[0] > step.end_ns:
             return None
         if sampled[-1] < step.start_ns and self.log.steps[-1].end_ns - step.end_ns > TUNING.least_ns:
-            # The sampling had ended.
+            # Sampling ended before the step.
             return None
         low, high = bisect_left(sampled, step.start_ns), bisect_left(sampled, step.end_ns)
         moments = np.concatenate(([step.start_ns], sampled[low:high], [step.end_ns]))
@@ -182,11 +181,11 @@ class _Evidence(msgspec.Struct, frozen=True):
             and step.start_of(event) <= start + margin
             and step.end_of(event) >= end - margin
         ]
-        return _Stop(place, min(end - start, beyond_ns), holding[0] if holding else "", seen=True)
+        return _Stop(place, min(end - start, beyond_ns), holding[0] if holding else "", has_evidence=True)
 
     def _had_cpu(self, step: Step, ns: int) -> bool | None:
-        """Whether the training thread was running or runnable meanwhile or, by telemetry, the rank's processes were running; None: not
-        known."""
+        """Whether the training thread was running or runnable during the suspension, or else whether telemetry shows CPU use of the rank's
+        processes; None if unknown."""
         if step.cpu_ns is not None:
             return step.cpu_ns + (step.run_delay_ns or 0) >= TUNING.computes * ns
         if self.host is None:

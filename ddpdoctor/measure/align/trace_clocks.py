@@ -2,11 +2,11 @@
 
 All members of a collective leave it together: an all-reduce ends for all ranks when the last piece has arrived. So the ends of the same
 collective on two ranks differ by the offset between their clocks plus tens of microseconds of scatter, independently of which rank was
-late. Between hosts the offset and its drift are fitted robustly to these differences; within a host the clock is shared. NTP leaves
-milliseconds between hosts, CUPTI's own conversion hundreds of microseconds.
+late. Between hosts the offset and its drift are fitted robustly to these differences; within a host the clock is shared. The error of
+NTP between hosts is milliseconds, that of CUPTI's conversion hundreds of microseconds.
 
-Matching and offset are found together. Steps and places, or a vote, give candidate offsets. The one with the nearest ends is fitted to
-a growing part of the window, as the drift becomes known.
+Matching and offset are found together. Steps and places, or a vote, give candidate offsets. Each is refined in a growing part of the
+window, while the drift becomes known. The one by equal steps or with most matches is used, unless another has clearly less scatter.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from .sequence_alignment import CollectiveSequence, Groups, align_sequences, cer
 
 
 class FitTuning(msgspec.Struct, frozen=True):
-    """How offsets are voted on, and a drift is fitted."""
+    """Thresholds of the vote on offsets and of the fit of a drift."""
 
     bin_ns: int = 200_000
     """Offsets within this time agree: more than the 90 microseconds by which ends scatter within a host."""
     reach: int = 1200
     """Events of the other clock, around its middle, that are compared: windows do not begin together."""
     most_paired: int = 200
-    """Events of the reference, around its middle, that vote: enough for any vote, and bounds the time."""
+    """Events of the reference, around its middle, that vote: enough for any vote, and limits the time."""
     peaks: int = 12
-    """Candidate offsets: those a step apart have nearly as many votes."""
+    """Maximum number of candidate offsets: those one step apart have nearly as many votes."""
     near_ns: int = 50_000_000
-    """Offsets that a synchronised clock can have; others are tried later."""
+    """Largest offset of a synchronised clock; larger ones are tried later."""
     nearly: float = 0.5
-    """Share of the most votes; fewer are an accident. Spread ends take many votes from the right offset."""
+    """Minimum votes as a share of the most votes; fewer are by chance. If ends scatter, the right offset loses many votes."""
     drift_events: int = 8
-    """Fewest events to which a drift is fitted: the scatter of fewer does not show the error of the slope."""
+    """Minimum number of events for a drift: the scatter of fewer does not show the error of the slope."""
     usual_drift: float = 1e-4
     """Standard deviation of drift as a share of time: crystals drift by 1e-4 at most. A fitted drift is weighted by its error relative
     to this: in a window of 50 ms, in which a clock drifts by 5 us at most, the ends of collectives scatter by 15 us and do not show it."""
     most_drift: float = 1e-3
-    """NTP slews by 5e-4."""
+    """Largest drift: NTP slews by 5e-4."""
     trims: int = 4
-    """Rounds of trimming; it has converged by then."""
+    """Rounds of trimming, after which it has converged."""
     outlier: float = 4.0
     """Standard deviations beyond which a difference is trimmed."""
     least_scatter_ns: float = 2_000.0
     """Differences within this of the fit are not trimmed: times are rounded to the microsecond."""
     fewest_left: int = 3
-    """A trimming that leaves fewer pairs is not done."""
+    """Minimum number of pairs after trimming."""
 
 
 FIT = FitTuning()
@@ -83,7 +83,7 @@ def vote_offsets(reference: Ints, reference_labels: ArrayLike, other: Ints, labe
     """Offsets of ``other`` relative to ``reference`` (ns) on which many pairs of events with equal labels agree; plausible ones first,
     then by distance to zero; [] without any pair.
 
-    Events are in order of time. Where steps repeat evenly, offsets one step apart get nearly as many votes: this function does not
+    Events are in order of time. If steps repeat evenly, offsets one step apart get nearly as many votes: this function does not
     choose between them.
     """
     ours, theirs = _middle(len(reference), FIT.most_paired), _middle(len(other), FIT.reach)
@@ -127,11 +127,11 @@ def fit_clock(reference: Ints, other: Ints) -> ClockFit:
 
 
 def _drift(local: Array, difference: Array, before: float) -> float:
-    """Growth of the difference with time, shrunk towards 0 by its error; ``before`` where there are too few events, 0 where it exceeds
-    any real drift."""
+    """Slope of the difference over time, shrunk towards 0 by its error; ``before`` if there are too few events, 0 if it exceeds any real
+    drift."""
     if len(local) < FIT.drift_events or not (span := np.ptp(local)):
         return before
-    # The median of the slopes between events half the window apart: robust to outliers on either side.
+    # The median of the slopes between events half the window apart is robust to outliers on either side.
     order, half = np.argsort(local, kind="stable"), len(local) // 2
     run, rise = (of[order][half:] - of[order][: len(of) - half] for of in (local, difference))
     drift = float(np.median(rise[run > 0] / run[run > 0])) if (run > 0).any() else 0.0
@@ -147,7 +147,7 @@ Ends = tuple[Ints, Ints]
 
 
 class SearchTuning(msgspec.Struct, frozen=True):
-    """How candidate offsets are compared."""
+    """Thresholds of the comparison of candidate offsets."""
 
     references: int = 2
     """Ranks with which each is compared: a second one outweighs disturbed ends of the first."""
@@ -158,10 +158,10 @@ class SearchTuning(msgspec.Struct, frozen=True):
     as_many: float = 0.9
     """Share of the most pairs that counts as equally many."""
     by_step: float = 0.5
-    """Share of the most pairs that is enough for an offset by step numbers. Windows that begin in different steps share fewer
-    collectives than they have, and with steps of equal length an offset by one step matches as well."""
+    """Share of the most pairs that is enough for an offset by step numbers. Windows that begin in different steps have only some
+    collectives in common, and with steps of equal length an offset by one step may match more."""
     clearly: float = 0.5
-    """Share of another offset's scatter below which a difference is no accident."""
+    """Share of another offset's scatter below which an offset is clearly better."""
     settling: int = 2
     """Final rounds of matching and fitting, which give the error of the clocks."""
 
@@ -172,14 +172,14 @@ SEARCH = SearchTuning()
 def align_trace_clocks(
     windows: Sequence[Window], groups: Sequence[Groups]
 ) -> tuple[list[Window], list[Groups], float]:
-    """(The windows and their collectives on the first host's clock, error bound in ns). All have collectives."""
+    """(windows on the first host's clock, their collectives on it, error bound in ns). All windows have collectives."""
     first, *others = _by_host(windows)
     moved, on_clock, aligned = list(windows), list(groups), list(first)
     errors: list[float] = []
-    waiting = others
-    while waiting:
-        later = []
-        for members in waiting:
+    unaligned = others
+    while unaligned:
+        not_fitted = []
+        for members in unaligned:
             fit = _fit(
                 [
                     (on_clock[reference], groups[m])
@@ -192,7 +192,7 @@ def align_trace_clocks(
                 ]
             )
             if fit is None:
-                later.append(members)
+                not_fitted.append(members)
                 continue
             for position in members:
                 moved[position] = _on_clock(windows[position], fit)
@@ -202,11 +202,11 @@ def align_trace_clocks(
                 }
             errors.append(fit.error_ns)
             aligned += members
-        if len(later) == len(waiting):
+        if len(not_fitted) == len(unaligned):
             break
-        waiting = later
+        unaligned = not_fitted
     if not errors:
-        # Of the first windows that share a clock, which is not corrected: by how much ends differ on the whole, or scatter.
+        # No clock is corrected. The error is the offset of the ends in the first windows, or their scatter if it is larger.
         pairs = [_joined([_ends(groups[0], other, 0.0)]) for other in groups[1 : 1 + SEARCH.references]]
         fits = [fit_clock(*pair) for pair in pairs if pair is not None]
         errors = [max(fit.error_ns, abs(fit.offset_ns)) for fit in fits]
@@ -227,7 +227,7 @@ def _by_host(windows: Sequence[Window]) -> list[list[int]]:
 
 
 def _joined(pairs: Sequence[Ends]) -> Ends | None:
-    """The ends of all pairs concatenated; None for less than two collectives."""
+    """The ends of all pairs concatenated; None for fewer than two collectives."""
     if not pairs:
         return None
     a, b = (np.concatenate(ends) for ends in zip(*pairs, strict=True))
@@ -251,7 +251,7 @@ def _fit(pairs: Sequence[tuple[Groups, Groups]]) -> ClockFit | None:
     """The clock of a host, by its ranks relative to ranks on the common clock."""
     found: list[ClockFit] = []
     for reference, other in pairs:
-        # By the process group with the most collectives in common that can be fitted.
+        # Uses the process group with the most collectives for which a fit is found.
         keys = sorted(
             reference.keys() & other.keys(), key=lambda key: -min(len(reference[key][1]), len(other[key][1]))
         )
@@ -269,7 +269,7 @@ def _fit(pairs: Sequence[tuple[Groups, Groups]]) -> ClockFit | None:
 
 
 def _best_fit(line: CollectiveSequence, other: CollectiveSequence) -> ClockFit | None:
-    """The fit with which the same steps, or else the most ends, match, unless another scatters clearly less."""
+    """The fit by equal steps, or else with the most matching ends, unless another fit has clearly less scatter."""
     # Candidates: by step and place; by votes, and by place in the whole window.
     in_one_step = (replace(of, step=np.zeros_like(of.step)) for of in (line, other))
     tried = [in_equal_steps(line, other), in_equal_steps(*in_one_step)]
@@ -296,7 +296,7 @@ def _best_fit(line: CollectiveSequence, other: CollectiveSequence) -> ClockFit |
 
 
 def _refined(line: CollectiveSequence, other: CollectiveSequence, fit: ClockFit) -> ClockFit | None:
-    """``fit`` refined by certain pairs in a growing part of the window; None where there are none."""
+    """``fit`` refined by certain pairs in a growing part of the window; None if there are none."""
     size, count = SEARCH.tried, len(other)
     while True:
         begin = max(0, count // 2 - size // 2)
@@ -315,8 +315,8 @@ def _refined(line: CollectiveSequence, other: CollectiveSequence, fit: ClockFit)
 
 
 def _on_clock(window: Window, fit: ClockFit) -> Window:
-    """The window on the common clock. As it is short, drift is applied to the collectives and to work one by one, and to everything
-    else at its middle."""
+    """The window on the common clock. The correction includes drift for each collective and each interval of work; all other times get
+    the correction at the window's middle, because the window is short."""
     middle = np.array([(window.span[0] + window.span[1]) // 2])
     whole = int(fit.correction(middle)[0])
     moved, own = window.shifted(whole), window.collectives

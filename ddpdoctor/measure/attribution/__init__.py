@@ -1,26 +1,27 @@
-"""Who is a straggler, with what, in which steps.
+"""Finds stragglers, the work that makes them late, and the steps in which they are late.
 
-In: a graph. Out: an :class:`Attribution`: how much more each rank did of each kind of work than the others, where that stands
-out of scatter. The idea: a rank is late for what it did since the ranks were last together, never for time inside a collective,
-and never for what all ranks have in common. Each kind of work gets a verdict (:mod:`.attribute`) from the ranks' comparison
-(:mod:`.comparison`); what verdicts say of whole cycles is spread over their segments again (:mod:`.comparison`).
+In: a graph. Out: an :class:`Attribution`: the excess of each rank over the others for each kind of work, if it is significant.
+A rank is late because of what it did since the last synchronisation, never because of time inside a collective or of work that all ranks
+have in common. :mod:`.comparison` compares the ranks, :mod:`.attribute` reaches a verdict for each kind of work and distributes the
+excess of whole cycles over their segments.
 
-A rank is late by one of these decisions. Rates are those of windows of ranks alike in which it names one, by simulation
+A rank is late by one of these criteria. The rates are false-positive rates in windows of equal ranks, measured by simulation
 (``tests/measure/attribution/drawn.py``):
 
-- in every cycle: Student's test of its mean (:mod:`.lateness`), 1 %; more where work drifts in few cycles, or on a busy machine;
-- in some cycles: outliers carried by few ranks (:func:`ddpdoctor.measure.numerics.carried_by_few`), 2 % for each kind of work that has
-  any, in all up to 5 % of recordings of 200 cycles of 16 ranks;
-- in a single cycle, and in single cycles of a short window on devices (:mod:`.lateness`): no test, as there is none of so few;
-- for cores (:mod:`.starved`), 1 % to 3 %; without a recorded reason (:func:`unseen`), where it causes most of the waiting.
+- in every cycle: Student's test of the mean (:mod:`.lateness`), 1 %; more if work drifts in few cycles, or on a busy machine;
+- in some cycles: outliers of a few ranks (:func:`ddpdoctor.measure.numerics.outliers_of_few_ranks`), 2 % for each kind of work that has
+  outliers, in total up to 5 % of recordings of 200 cycles of 16 ranks;
+- in a single cycle, and in single cycles of a short window on devices (:mod:`.lateness`): no test, because there are too few values;
+- CPU contention (:mod:`.starved`), 1 % to 3 %;
+- no recorded reason (:func:`unseen_lateness`): the rank causes most of the waiting.
 
-No rank is named where ranks are late in turn or at random (:mod:`.levels`).
+No rank is named if the late rank rotates or is random (:mod:`.levels`).
 
-A permutation test could replace the first two: permute the ranks within each block of cycles, and compare what is saved without the late
+A permutation test could replace the first two: permute the ranks within each block of cycles, and compare the savings without the late
 rank's excess. With R ranks and B blocks, its p-value is at least 1 / R^(B-1). At 1 % it can therefore never name one of two ranks in five
 blocks, where Student's test finds 93 % (5 steps, scatter 4 %); with four ranks it finds 40 % instead of 71 % (scatter 6 %).
 """
 
-from .attribute import UNSEEN, Attribution, attribute, component, unseen
-from .comparison import in_steps, longer_alike, others_median
-from .lateness import LATENESS, least_outlier, most_of
+from .attribute import UNSEEN, Attribution, attribute, component, unseen_lateness
+from .comparison import others_median, proportional_gap_excess, values_in_steps
+from .lateness import LATENESS, least_outlier, main_stragglers

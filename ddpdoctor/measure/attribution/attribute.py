@@ -1,8 +1,8 @@
-"""From a graph to the ranks that make the others wait: compare, set apart waiting for cores, judge, take net, spread, level.
+"""Finds the ranks that make the others wait: compare ranks, separate CPU contention, reach a verdict per kind of work, scale, distribute.
 
-:func:`_verdicts` says of each kind of work who straggles with it, who is late in turn, or that chance had it so. Where recorded work comes
-late by chance (a batch now here, now there), its cost is real, but it is common to the ranks. Beside these, one rank that keeps the others
-waiting in windows too short to show why (:func:`unseen`).
+:func:`_verdicts` returns for each kind of work its stragglers, or the cycles in which the late rank rotates, or that lateness is random.
+Random lateness of recorded work (a slow batch on one rank or another) has a cost, which all ranks share. :func:`unseen_lateness` finds a
+rank for which the others wait in windows that are too short to show why.
 """
 
 from __future__ import annotations
@@ -26,9 +26,24 @@ from ddpdoctor.measure.taxonomy import (
     SyncKind,
 )
 
-from .comparison import COLUMNS, Comparison, compare, in_columns, net_of_all, net_within, spread
-from .lateness import LATENESS, all_starve, is_of_one, late_cycles, most_of, standing_out
-from .levels import levels, made_by_the_job, rotate, turns
+from .comparison import (
+    COLUMNS,
+    Comparison,
+    compare,
+    mask_of_components,
+    net_over_kinds,
+    net_within_kinds,
+    spread_over_segments,
+)
+from .lateness import (
+    LATENESS,
+    global_starvation,
+    is_single_rank,
+    late_cycles,
+    main_stragglers,
+    window_outliers,
+)
+from .levels import is_caused_by_job, is_rotation, levels, turns
 from .starved import starved_of_cpu
 
 
@@ -36,28 +51,27 @@ class Attribution(msgspec.Struct, frozen=True):
     """Excess work per group of the graph, each [N, K, R, C] ns, zero where no rank is late."""
 
     excess: list[Array]
-    """What makes the stragglers late: no more in a cycle than they do longer in all."""
-    claimed: list[Array]
-    """What they do longer in each component, though they may make up for it in another."""
+    """What makes the stragglers late: in a cycle at most the rank's excess in all components together."""
+    gross_excess: list[Array]
+    """Excess of the stragglers in each component, even if they gain time in another component."""
     stragglers: dict[LateCause, list[int]]
     """Positions of the stragglers by kind of work, those with most excess first."""
-    by_chance: tuple[LateCause, ...] = ()
-    """Kinds of recorded work that take long now on this rank, now on that one, as chance has it."""
-    in_turn: list[Array] = msgspec.field(default_factory=list)
-    """Like ``excess``: what makes now this rank late, now that one, where no rank alone straggles with that kind of work.
-    Empty where there is none."""
-    causes_in_turn: tuple[LateCause, ...] = ()
-    """Kinds of work of ``in_turn``."""
+    random_causes: tuple[LateCause, ...] = ()
+    """Kinds of recorded work that are late on random ranks."""
+    turns_excess: list[Array] = msgspec.field(default_factory=list)
+    """Like ``excess``, for the cause TURNS: kinds of work whose late rank changes and that have no straggler. Empty if there are none."""
+    turns_causes: tuple[LateCause, ...] = ()
+    """Kinds of work of ``turns_excess``."""
     rotates: bool = False
-    """Whether the step number tells whose turn it is."""
+    """Whether the step number determines which rank is late."""
     stands_out_in: dict[LateCause, list[int]] = msgspec.field(default_factory=dict)
-    """Steps, by kind of work, that make a rank a straggler for no more than standing out of a short window (:func:`.standing_out`)."""
+    """Steps, by kind of work, if the only evidence is that they are outliers in a short window (:func:`.window_outliers`)."""
     short: bool = False
-    """A window on devices is all that is known of the job."""
+    """Whether a window on devices is the only recording of the job."""
     starved: list[Array] = msgspec.field(default_factory=list)
-    """Like ``excess``, and no part of it: what ranks wait for cores beyond their due (:mod:`.starved`). Empty where none does."""
+    """Like ``excess``, and no part of it: waiting for cores beyond the expected run delay (:mod:`.starved`). Empty if there is none."""
     inputs_explain: float | None = None
-    """Part of the differences of the ranks' computation that their inputs' sizes explain (:mod:`.levels`)."""
+    """Part of the variance of the ranks' computation that the sizes of their inputs explain (:mod:`.levels`)."""
 
 
 def component(amounts: Iterable[Array], components: Sequence[Component]) -> list[Array]:
@@ -67,28 +81,28 @@ def component(amounts: Iterable[Array], components: Sequence[Component]) -> list
 
 
 class UnseenTuning(msgspec.Struct, frozen=True):
-    """Lateness from which on a rank is late although no work of it explains that."""
+    """Thresholds for a straggler whose recorded work does not explain its lateness."""
 
     step_share: float = 0.05
-    """Share of the step that it must keep the others waiting: what rules warn of."""
+    """Minimum share of the step for which the others wait for it: the share from which rules warn."""
     mostly: float = 0.5
-    """Part of all waiting that it must cause, and of its own that must be left unexplained: more than half has one cause."""
+    """Minimum part of all waiting that it causes, and of this waiting that its work leaves unexplained: more than half has one cause."""
 
 
 UNSEEN = UnseenTuning()
 
 
-def unseen(graph: Graph, attribution: Attribution) -> list[Array] | None:
-    """[N, K, R] ns per group: waiting for the one rank that causes most of it, in windows that do not show what it did before.
+def unseen_lateness(graph: Graph, attribution: Attribution) -> list[Array] | None:
+    """[N, K, R] ns per group: waiting for the rank that causes most of it, without the part that its recorded excess explains.
 
-    None where the cycles begin with all ranks together, where no single rank causes half of all waiting, or where what the
-    rank was seen to do longer explains half of what it causes.
+    For windows that begin during a cycle. None if all cycles were recorded from their begin, if no single rank causes half of all
+    waiting, or if its recorded excess explains half of the waiting that it causes.
     """
     # A cycle may begin before a rank's own window does.
     unseen_work = [group.work[..., INDEX[Component.UNSEEN]] for group in graph.groups]
     if len(graph.ranks) < 2 or not any(work.any() for work in unseen_work):
         return None
-    waits = [_caused_ns(group) for group in graph.groups]
+    waits = [_caused_waiting_ns(group) for group in graph.groups]
     caused_ns = sum((wait.sum(axis=(0, 1)) for wait in waits), np.zeros(len(graph.ranks)))
     leader = int(caused_ns.argmax())
     step_ns = float(np.median(graph.lengths_ns))
@@ -96,18 +110,18 @@ def unseen(graph: Graph, attribution: Attribution) -> list[Array] | None:
     explained_ns = sum(float(excess[:, :, leader].sum()) for excess in attribution.excess)
     if caused_ns[leader] < least_ns or explained_ns >= UNSEEN.mostly * float(caused_ns[leader]):
         return None
-    left = []
+    unexplained = []
     for wait, excess in zip(waits, attribution.excess, strict=True):
-        # What the rank was seen to do longer has its own price.
+        # The rank's recorded excess has its own cost.
         explained = excess[:, :, leader].sum(axis=(1, 2))[:, None]
         whole = np.maximum(wait[:, :, leader].sum(axis=1, keepdims=True), 1.0)
-        left.append(np.zeros_like(wait))
-        left[-1][:, :, leader] = wait[:, :, leader] * np.clip(1.0 - explained / whole, 0.0, 1.0)
-    return left
+        unexplained.append(np.zeros_like(wait))
+        unexplained[-1][:, :, leader] = wait[:, :, leader] * np.clip(1.0 - explained / whole, 0.0, 1.0)
+    return unexplained
 
 
-def _caused_ns(group: CycleGroup) -> Array:
-    """[N, K, R] ns by which a rank was the last to arrive, ahead of the second last, without what that one computed meanwhile."""
+def _caused_waiting_ns(group: CycleGroup) -> Array:
+    """[N, K, R] ns from the second last to the last arrival, at the last rank, without what the second last computed meanwhile."""
     caused = np.zeros(group.arrival.shape)
     cycles = np.arange(len(group.steps))
     for k, sync in enumerate(group.syncs):
@@ -124,127 +138,133 @@ def _caused_ns(group: CycleGroup) -> Array:
 
 
 def attribute(graph: Graph, *, short: bool = False) -> Attribution:
-    """Who does more of what than the others, by how much, in which cycles.
+    """Find the ranks that do more work than the others: which kind, how much, in which cycles.
 
-    ``short``: the graph is a window on devices, and all that is known of the job.
+    ``short``: the graph is a window on devices, which is the only recording of the job.
     """
     kinds = {sync.kind for group in graph.groups for sync in group.syncs}
     if len(graph.ranks) < 2 or not graph.groups or SyncKind.STEP_END in kinds:
-        # Ranks that do not meet in measured cycles cannot be late for each other.
+        # Without synchronisations between them, ranks cannot make each other wait.
         nothing = [np.zeros_like(group.work) for group in graph.groups]
-        return Attribution(excess=nothing, claimed=nothing, stragglers={}, short=short)
+        return Attribution(excess=nothing, gross_excess=nothing, stragglers={}, short=short)
     compared = compare(graph)
     starved = starved_of_cpu(graph, compared)
-    comparison = compared if starved is None else replace(compared, more=starved.rest)
+    comparison = compared if starved is None else replace(compared, excess=starved.rest)
     verdicts = _verdicts(graph, comparison, short=short)
     straggling = [verdict for verdict in verdicts if verdict.stragglers]
-    turning = {verdict.cause: verdict.turns for verdict in verdicts if verdict.turns is not None}
-    shape, differences = comparison.more.shape, comparison.differences
-    late = in_columns(shape, [(verdict.cause, verdict.late) for verdict in straggling])
-    taking_turns = in_columns(shape, turning.items())
-    net = net_within(comparison.more, [*(verdict.cause for verdict in straggling), *turning])
-    excess = net_of_all(net, comparison.more, late | taking_turns)
+    turns_by_cause = {verdict.cause: verdict.turns for verdict in verdicts if verdict.turns is not None}
+    shape, segment_excess = comparison.excess.shape, comparison.segment_excess
+    late = mask_of_components(shape, [(verdict.cause, verdict.late) for verdict in straggling])
+    turns_mask = mask_of_components(shape, turns_by_cause.items())
+    net = net_within_kinds(comparison.excess, [*(verdict.cause for verdict in straggling), *turns_by_cause])
+    excess = net_over_kinds(net, comparison.excess, late | turns_mask)
     stragglers = {verdict.cause: list(verdict.stragglers) for verdict in straggling}
     stands_out_in = {
         verdict.cause: list(verdict.stands_out_in) for verdict in verdicts if verdict.stands_out_in
     }
-    in_turn = spread(differences, excess, taking_turns) if turning else []
-    causes_in_turn = tuple(turning)
+    turns_excess = spread_over_segments(segment_excess, excess, turns_mask) if turns_by_cause else []
+    turns_causes = tuple(turns_by_cause)
     uneven = None if LateCause.COMPUTE in stragglers else levels(graph)
-    if uneven is not None and _longest_ns(uneven.removed, COMPONENTS) > _longest_ns(in_turn, COMPUTATION):
-        # Computation differs at random, by more than the turns of computation.
+    if uneven is not None and _longest_ns(uneven.removed, COMPONENTS) > _longest_ns(
+        turns_excess, COMPUTATION
+    ):
+        # Random load imbalance is larger than the outliers of computation that change ranks.
         computes = np.isin(COMPONENTS, COMPUTATION)
-        in_turn = [
+        turns_excess = [
             np.where(computes, removed, other)
-            for removed, other in zip(uneven.removed, in_turn or uneven.removed, strict=True)
+            for removed, other in zip(uneven.removed, turns_excess or uneven.removed, strict=True)
         ]
-        causes_in_turn = (*(c for c in causes_in_turn if c != LateCause.COMPUTE), LateCause.COMPUTE)
-    elif turning and not any(verdict.proven for verdict in verdicts):
-        stands_out_in[LateCause.TURNS] = sorted(comparison.steps[taking_turns.any(axis=(1, 2))].tolist())
+        turns_causes = (*(c for c in turns_causes if c != LateCause.COMPUTE), LateCause.COMPUTE)
+    elif turns_by_cause and not any(verdict.turns_proven for verdict in verdicts):
+        stands_out_in[LateCause.TURNS] = sorted(comparison.steps[turns_mask.any(axis=(1, 2))].tolist())
     return Attribution(
-        excess=spread(differences, excess, late),
-        claimed=spread(differences, net, late),
+        excess=spread_over_segments(segment_excess, excess, late),
+        gross_excess=spread_over_segments(segment_excess, net, late),
         stragglers=stragglers,
-        by_chance=tuple(verdict.cause for verdict in verdicts if verdict.by_chance),
-        in_turn=in_turn,
-        causes_in_turn=causes_in_turn,
-        rotates=any(rotate(where, comparison.steps) for where in turning.values()),
+        random_causes=tuple(verdict.cause for verdict in verdicts if verdict.is_random),
+        turns_excess=turns_excess,
+        turns_causes=turns_causes,
+        rotates=any(is_rotation(where, comparison.steps) for where in turns_by_cause.values()),
         stands_out_in=stands_out_in,
         short=short,
         inputs_explain=None if uneven is None else uneven.explained,
-        starved=[] if starved is None else spread(differences, starved.waited, starved.waited > 0),
+        starved=[]
+        if starved is None
+        else spread_over_segments(segment_excess, starved.waited, starved.waited > 0),
     )
 
 
 def _longest_ns(amounts: Sequence[Array], components: Sequence[Component]) -> float:
-    """The sum over the cycles of what the ranks with most of these components have."""
+    """Sum over cycles and synchronisations of the maximum over ranks of these components."""
     return sum(float(amount.max(axis=2).sum()) for amount in component(amounts, components))
 
 
 class _Verdict(msgspec.Struct, frozen=True):
-    """What is said of one kind of work. Ranks straggle with it, or are late in turn, or neither."""
+    """Verdict on one kind of work: stragglers, or a late rank that changes, or neither."""
 
     cause: LateCause
     late: Mask
-    """[cycles, R] where the ``stragglers`` are late."""
-    by_chance: bool
-    """Whether it takes long now on this rank, now on that one, as chance has it."""
+    """[cycles, R] in which the ``stragglers`` are late."""
+    is_random: bool
+    """Whether random ranks are late."""
     stands_out_in: tuple[int, ...] = ()
-    """Steps, where no more speaks for it than that these stand out of a short window."""
+    """Steps, if the only evidence is that they are outliers in a short window."""
     stragglers: tuple[int, ...] = ()
     """Positions, those with most excess first."""
     turns: Mask | None = None
-    """[cycles, R] where ranks are late in turn."""
-    proven: bool = False
-    """Whether more speaks for the turns than that these cycles stand out of a short window."""
+    """[cycles, R] in which a rank is late, if the late rank changes."""
+    turns_proven: bool = False
+    """Whether ``turns`` has more evidence than outliers in a short window."""
 
 
 def _verdicts(graph: Graph, comparison: Comparison, *, short: bool) -> list[_Verdict]:
-    """What is said of each kind of work, from what is known of all together."""
+    """The verdict on each kind of work."""
     shares = shares_of_step(COLUMNS, comparison.work)
-    least_ns = LATENESS.spike_share * comparison.step_ns
-    place_chance = chance_of_places(COLUMNS, shares, comparison.more, least_ns)
-    of_few, in_turn = standing_out(comparison) if short else ({}, {})
+    least_ns = LATENESS.outlier_share * comparison.step_ns
+    place_chance = chance_of_places(COLUMNS, shares, comparison.excess, least_ns)
+    few_rank_outliers, turns_outliers = window_outliers(comparison) if short else ({}, {})
     verdicts = []
     for cause in LATE_COMPONENTS:
         chance = 1.0 if cause in RECORDED else place_chance[cause]
-        seen = _seen_late(cause, comparison, chance, shares[cause], of_few.get(cause))
+        verdict = _lateness_verdict(cause, comparison, chance, shares[cause], few_rank_outliers.get(cause))
         if cause == LateCause.DATA and short:
-            seen = _but_starving(seen, graph, comparison)
-        carried_ns = np.where(seen.late, np.clip(comparison.more_of(cause), 0, None), 0.0).sum(axis=0)
-        if carried_ns.any():
-            by_chance = cause in RECORDED and seen.by_chance
-            verdicts.append(replace(seen, stragglers=most_of(carried_ns), by_chance=by_chance))
+            verdict = _excluding_global_starvation(verdict, graph, comparison)
+        excess_ns = np.where(verdict.late, np.clip(comparison.excess_of(cause), 0, None), 0.0).sum(axis=0)
+        if excess_ns.any():
+            is_random = cause in RECORDED and verdict.is_random
+            verdicts.append(replace(verdict, stragglers=main_stragglers(excess_ns), is_random=is_random))
         else:
-            verdicts.append(_in_turn(seen, graph, comparison, chance, in_turn.get(cause)))
+            verdicts.append(_turns_verdict(verdict, graph, comparison, chance, turns_outliers.get(cause)))
     return verdicts
 
 
-def _in_turn(
-    seen: _Verdict, graph: Graph, comparison: Comparison, place_chance: float, standing_out: Mask | None
+def _turns_verdict(
+    verdict: _Verdict, graph: Graph, comparison: Comparison, place_chance: float, outliers: Mask | None
 ) -> _Verdict:
-    """The verdict where no rank straggles. ``standing_out`` [cycles, R]: turns that stand out of a short window."""
-    more = comparison.more_of(seen.cause)
-    where = turns(comparison.work_of(seen.cause), more, comparison.step_ns)
-    if seen.cause in RECORDED:
-        return replace(seen, by_chance=seen.by_chance or bool(where.any()))
-    # What one rank makes the others lose, less than chance forbids to call it a straggler, is not all ranks'.
-    of_several = not is_of_one(np.where(where, more, 0.0).sum(axis=0))
-    proven = of_several and made_by_the_job(where, comparison.steps, graph.steps, place_chance)
-    return replace(seen, by_chance=False, turns=where if proven else standing_out, proven=proven)
+    """Extend a verdict without stragglers. ``outliers`` [cycles, R]: outliers of changing ranks in a short window."""
+    excess = comparison.excess_of(verdict.cause)
+    where = turns(comparison.work_of(verdict.cause), excess, comparison.step_ns)
+    if verdict.cause in RECORDED:
+        return replace(verdict, is_random=verdict.is_random or bool(where.any()))
+    # If one rank has nearly all of the excess, it is not rotating, even if that rank is not significantly late.
+    of_several = not is_single_rank(np.where(where, excess, 0.0).sum(axis=0))
+    turns_proven = of_several and is_caused_by_job(where, comparison.steps, graph.steps, place_chance)
+    return replace(
+        verdict, is_random=False, turns=where if turns_proven else outliers, turns_proven=turns_proven
+    )
 
 
-def _seen_late(
+def _lateness_verdict(
     cause: LateCause,
     comparison: Comparison,
     place_chance: float,
     step_share: float,
-    standing_out: Mask | None,
+    outliers: Mask | None,
 ) -> _Verdict:
-    """Where ranks are late with this kind of work. ``standing_out`` [cycles, R]: where that stands out of a short window."""
-    more = comparison.more_of(cause)
-    late, by_chance = late_cycles(
-        more,
+    """Find the cycles in which ranks are late. ``outliers`` [cycles, R]: outliers of a few ranks in a short window."""
+    excess = comparison.excess_of(cause)
+    late, is_random = late_cycles(
+        excess,
         comparison.work_of(cause),
         comparison.steps,
         comparison.step_ns,
@@ -253,25 +273,23 @@ def _seen_late(
         drifts=not comparison.on_device and cause not in RECORDED,
     )
     if cause == LateCause.CHECKPOINT and not late.any():
-        # What a rank is seen to do, and the others never, is no chance, however seldom: checkpoints of the few ranks, half of all at
-        # most, that alone ever save one.
-        doers = (comparison.work_of(cause) > 0).sum(axis=0) > 0
-        if 2 * doers.sum() <= len(doers):
-            late = doers & (more > LATENESS.persistent_share * comparison.step_ns)
-            by_chance = by_chance and not late.any()
-    if standing_out is None or (late & ~standing_out).any():
-        return _Verdict(cause, late, by_chance)
-    steps = sorted(comparison.steps[standing_out.any(axis=1)].tolist())
-    return _Verdict(cause, standing_out, by_chance=False, stands_out_in=tuple(steps))
+        # If at most half of the ranks ever save checkpoints, their checkpoints are not random, however rare.
+        saving_ranks = (comparison.work_of(cause) > 0).sum(axis=0) > 0
+        if 2 * saving_ranks.sum() <= len(saving_ranks):
+            late = saving_ranks & (excess > LATENESS.persistent_share * comparison.step_ns)
+            is_random = is_random and not late.any()
+    if outliers is None or (late & ~outliers).any():
+        return _Verdict(cause, late, is_random)
+    steps = sorted(comparison.steps[outliers.any(axis=1)].tolist())
+    return _Verdict(cause, outliers, is_random=False, stands_out_in=tuple(steps))
 
 
-def _but_starving(seen: _Verdict, graph: Graph, comparison: Comparison) -> _Verdict:
-    """Without the steps in which all ranks wait for data, one a little longer than another, and without those in which the
-    rank itself waits for nothing: that makes no rank late."""
+def _excluding_global_starvation(verdict: _Verdict, graph: Graph, comparison: Comparison) -> _Verdict:
+    """Exclude steps in which all ranks wait for data about as long, and steps in which the rank itself does not wait for data."""
     waits = component([group.work for group in graph.groups], LATE_COMPONENTS[LateCause.DATA])
     waits_ns = np.concatenate([of_group.sum(axis=1) for of_group in waits])
-    starving = all_starve(waits_ns, comparison.step_ns)
+    starving = global_starvation(waits_ns, comparison.step_ns)
     if not starving.any():
-        return seen
-    late = seen.late & ~starving[:, None] & (waits_ns > LATENESS.persistent_share * comparison.step_ns)
-    return replace(seen, late=late, by_chance=seen.by_chance or not late.any())
+        return verdict
+    late = verdict.late & ~starving[:, None] & (waits_ns > LATENESS.persistent_share * comparison.step_ns)
+    return replace(verdict, late=late, is_random=verdict.is_random or not late.any())

@@ -1,9 +1,9 @@
-"""Ranks that wait for a core: the scheduler's count of each step says so, whatever kind of work they do meanwhile.
+"""Finds ranks that are late because of CPU contention, by the scheduler's times per step, for any kind of work.
 
 Wall time of a training thread = running + runnable without a core (run delay) + blocked. On a busy machine every thread waits for cores,
-the longer the more it runs. A rank's *due* is its running time times the others' wait per running time; it is starved by what it waits
-beyond that. Such a wait falls into all its work alike, so it is looked for in the rank's excess in the phases, and in other work as far
-as that is longer in the same proportion: what is longer beyond that is work of its own.
+in proportion to its running time. The *expected run delay* of a rank is its running time times the others' run delay per running time. A
+rank is starved if it waits longer than that. CPU contention slows all work of the rank in proportion. So it can explain the excess in the
+phases, and the excess in other work up to the same proportion.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.numerics import Array, Mask, above_zero
 from ddpdoctor.measure.taxonomy import INDEX, NO_WORK, PHASES
 
-from .comparison import Comparison, in_steps, others_median
+from .comparison import Comparison, others_median, values_in_steps
 from .lateness import LATENESS, is_persistent
 
 _PHASES = [INDEX[phase] for phase in PHASES]
@@ -26,51 +26,50 @@ _NO_WORK = [INDEX[kind] for kind in NO_WORK]
 
 class _Tuning(msgspec.Struct, frozen=True):
     explains: float = 0.5
-    """Part of a rank's excess that its wait beyond its due must explain."""
+    """Minimum part of a rank's excess that its wait beyond the expected run delay explains."""
     fewest: int = 5
-    """Cycles with known scheduling below which a wait is not compared: as many as blocks of the test."""
-    by_chance: float = 0.05
-    """Probability with which the wait in these cycles alone may be chance: that the rank is late at all is tested in all cycles."""
+    """Minimum number of cycles with known scheduling: the number of blocks of the test."""
+    significance: float = 0.05
+    """Significance level of the wait in these cycles. The rank's lateness is tested in all cycles, at a lower level."""
 
 
 _TUNING = _Tuning()
 
 
 class Starved(msgspec.Struct, frozen=True):
-    """What ranks wait for cores, [cycles, R, C] ns."""
+    """Excess of ranks divided by whether CPU contention explains it, [cycles, R, C] ns."""
 
     waited: Array
-    """The part of each cycle's excess that is such a wait beyond the rank's due."""
+    """The part of each cycle's excess that is a wait beyond the expected run delay."""
     rest: Array
-    """The excess over the other ranks that is, on average, not explained by it."""
+    """The excess that this wait does not explain, on average over the cycles."""
 
 
 def starved_of_cpu(graph: Graph, comparison: Comparison) -> Starved | None:
-    """None where no rank waits for a core beyond its due in most cycles, more than chance explains, or where the scheduler's times are
-    unknown."""
+    """None if no rank waits significantly longer than its expected run delay in most cycles, or if the scheduler's times are unknown."""
     cpu = [of_rank.cpu for of_rank in graph.steps if of_rank.cpu is not None]
     if comparison.on_device or len(cpu) < len(graph.ranks):
         return None
-    delay = in_steps(graph.steps, [of_rank.run_delay for of_rank in graph.steps], comparison.steps)
-    ran = in_steps(graph.steps, cpu, comparison.steps)
+    delay = values_in_steps(graph.steps, [of_rank.run_delay for of_rank in graph.steps], comparison.steps)
+    ran = values_in_steps(graph.steps, cpu, comparison.steps)
     known = np.asarray((~np.isnan(delay) & (ran > 0)).all(axis=1))
     if known.sum() < _TUNING.fewest:
         return None
-    excess = _slower_alike(comparison)
+    excess = _proportional_excess(comparison)
     whole = excess.sum(axis=2)
     scheduled = _Scheduled(known, delay[known], ran[known])
     late = _are_starved(scheduled, whole, comparison.step_ns)
     if not late.any():
         return None
     positive = np.clip(whole, 0, None)
-    waited = np.clip(scheduled.beyond_usual, 0, None) + scheduled.longer
+    waited = np.clip(scheduled.excess_delay_by_order, 0, None) + scheduled.extra_running
     taken = scheduled.in_all_cycles(np.minimum(waited, positive[known]), positive)
-    mean = (scheduled.beyond + scheduled.longer).mean(axis=0)
+    mean = (scheduled.excess_delay + scheduled.extra_running).mean(axis=0)
     explained = np.clip(mean / np.maximum(whole[known].mean(axis=0), 1.0), 0.0, 1.0) * late
     by_component = np.clip(excess, 0, None)
     share = np.where(late, taken, 0.0) / np.maximum(by_component.sum(axis=2), 1.0)
     return Starved(
-        waited=by_component * share[:, :, None], rest=comparison.more - explained[:, None] * excess
+        waited=by_component * share[:, :, None], rest=comparison.excess - explained[:, None] * excess
     )
 
 
@@ -78,36 +77,38 @@ class _Scheduled(msgspec.Struct, frozen=True, dict=True):
     """The scheduler's times of the training threads, ns."""
 
     known: Mask
-    """[cycles] in which they were read of all ranks."""
+    """[cycles] whether they were read on all ranks."""
     delay: Array
-    """[known, R] runnable, waiting for a core."""
+    """[known, R] runnable, waiting for a core (run delay)."""
     ran: Array
     """[known, R]"""
 
     @cached_property
-    def beyond(self) -> Array:
-        """[known, R] the wait beyond what is due by that of the other ranks at the same time."""
-        beyond: Array = self.delay - self.ran * others_median(self.delay / self.ran)
-        return beyond
+    def excess_delay(self) -> Array:
+        """[known, R] the wait beyond the run delay expected from the other ranks in the same cycle."""
+        excess_delay: Array = self.delay - self.ran * others_median(self.delay / self.ran)
+        return excess_delay
 
     @property
-    def beyond_usual(self) -> Array:
-        """[known, R] the wait beyond that of the others in general, their longest waits beside the rank's longest: what disturbs each rank
-        at its own times is still there when the rank has its core."""
+    def excess_delay_by_order(self) -> Array:
+        """[known, R] the wait beyond the run delay expected from the other ranks, with cycles in order of wait per running time.
+
+        The longest waits of the others are compared with the rank's longest, because disturbances come at different times on each rank.
+        """
         rate = self.delay / self.ran
         order = np.argsort(np.argsort(rate, axis=0, kind="stable"), axis=0, kind="stable")
         usual = np.take_along_axis(np.sort(others_median(rate), axis=0), order, axis=0)
-        beyond: Array = self.delay - self.ran * usual
-        return beyond
+        excess_delay: Array = self.delay - self.ran * usual
+        return excess_delay
 
     @property
-    def longer(self) -> Array:
-        """[known, R] the running time beyond the other ranks': who shares a core finds its caches empty."""
-        longer: Array = np.clip(self.ran - others_median(self.ran), 0, None)
-        return longer
+    def extra_running(self) -> Array:
+        """[known, R] the running time beyond the median of the other ranks: a thread that shares a core finds its caches empty."""
+        extra_running: Array = np.clip(self.ran - others_median(self.ran), 0, None)
+        return extra_running
 
     def in_all_cycles(self, values: Array, excess: Array) -> Array:
-        """[cycles, R] ``values`` [known, R]; where the scheduler's times were not read, the same part of the ``excess`` [cycles, R]."""
+        """[cycles, R] ``values`` [known, R]; in cycles without scheduler times, the same part of the ``excess`` [cycles, R]."""
         of_excess = excess[self.known].mean(axis=0)
         part = np.where(of_excess > 0, values.mean(axis=0) / np.maximum(of_excess, 1.0), 0.0)
         whole: Array = excess * np.clip(part, 0.0, 1.0)
@@ -116,30 +117,30 @@ class _Scheduled(msgspec.Struct, frozen=True, dict=True):
 
 
 def _are_starved(scheduled: _Scheduled, whole: Array, step_ns: float) -> Mask:
-    """[R] whose excess, ``whole`` [cycles, R], comes in most cycles, and of waiting for a core, by more than chance explains."""
-    beyond = scheduled.beyond
-    waits = scheduled.in_all_cycles(beyond, whole)
+    """[R] whether the excess ``whole`` [cycles, R] occurs in most cycles and is significantly due to waiting for cores."""
+    excess_delay = scheduled.excess_delay
+    waits = scheduled.in_all_cycles(excess_delay, whole)
     usual = np.zeros(whole.shape)
     usual[scheduled.known] = scheduled.delay
     late: Mask = is_persistent(waits, usual, step_ns, 1.0) & above_zero(
-        beyond, _TUNING.by_chance, scheduled.delay
+        excess_delay, _TUNING.significance, scheduled.delay
     )
-    least = np.maximum(LATENESS.persistent_share * step_ns, LATENESS.usual * whole.mean(axis=0))
+    least = np.maximum(LATENESS.persistent_share * step_ns, LATENESS.persistent_part * whole.mean(axis=0))
     late &= np.median(whole, axis=0) > least
-    mean = beyond.mean(axis=0)
-    late &= mean >= scheduled.longer.mean(axis=0)
+    mean = excess_delay.mean(axis=0)
+    late &= mean >= scheduled.extra_running.mean(axis=0)
     late &= mean >= _TUNING.explains * whole[scheduled.known].mean(axis=0)
     return late
 
 
-def _slower_alike(comparison: Comparison) -> Array:
-    """[cycles, R, C] the excess in the phases, and in other work as far as it is, on average, longer in the same proportion."""
-    mean, more = comparison.work.mean(axis=0), comparison.more.mean(axis=0)
+def _proportional_excess(comparison: Comparison) -> Array:
+    """[cycles, R, C] the excess in the phases, and in other work the part that is, on average, in the same proportion."""
+    mean, more = comparison.work.mean(axis=0), comparison.excess.mean(axis=0)
     usual = np.clip(mean - more, 0, None)
     slower = more[:, _PHASES].sum(axis=1) / np.maximum(usual[:, _PHASES].sum(axis=1), 1.0)
-    due = np.clip(slower, 0, None)[:, None] * usual
-    part = np.where(more > due, due / np.maximum(more, 1.0), 1.0)
+    expected = np.clip(slower, 0, None)[:, None] * usual
+    part = np.where(more > expected, expected / np.maximum(more, 1.0), 1.0)
     part[:, _PHASES] = 1.0
     part[:, _NO_WORK] = 0.0
-    alike: Array = comparison.more * part
-    return alike
+    proportional: Array = comparison.excess * part
+    return proportional

@@ -1,14 +1,14 @@
-"""Price each cause: how much shorter a step would be without it.
+"""The cost of each cause: how much shorter a step would be without it.
 
-In: a :class:`Context`, the results of all earlier stages. Out: costs by the path of their fact. A cause costs what a replay
-without it saves. Each pricer (``Context`` → ``Costs``) handles its own causes; :func:`merge` combines two prices of one cause.
+In: a :class:`Context`, the results of all earlier stages. Out: costs by the path of their fact. The cost of a cause is the time that a
+replay without it saves. Each pricer (``Context`` → ``Costs``) handles its own causes; :func:`merge` combines two costs of one cause.
 
 ::
 
-    pricing     the list of pricers, and the merge of what they find
-    late        late.*: what some ranks do longer                    why      what a late rank's computation shows of its reason
-    shared      shared.*: what all ranks spend alike                 buckets  transfers and DDP's buckets
-    rare        what few measured steps show, from the whole log
+    pricing     the list of pricers, and the merge of their costs
+    late        late.*: work that takes longer on some ranks         why      the reason for a late rank's longer computation
+    shared      shared.*: time that all ranks spend                  buckets  transfers and DDP's buckets
+    rare        stalls in few steps, from the log of the whole run
     price       Context: one cost from one replay, with its range
 """
 

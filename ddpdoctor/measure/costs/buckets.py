@@ -1,8 +1,8 @@
-"""DDP's gradient buckets: what fewer, larger, or earlier ones would save.
+"""Costs of DDP's gradient buckets: the savings of fewer, larger, or earlier buckets.
 
-Messages cost ``latency + bytes / rate`` each and are reduced one after the other. With *B* equal buckets that
+Each message takes ``latency + bytes / rate``, and messages are reduced one after the other. With *B* equal buckets that
 become ready evenly over a backward pass of length *L*, bucket *i* starts at the later of its readiness ``L (i
-+ 1) / B`` and the end of the one before; what ends after *L* is exposed.
++ 1) / B`` and the end of the bucket before; the time after *L* is exposed.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ from .shared import exposed_transfers, usual_transfer
 
 class _Tuning(msgspec.Struct, frozen=True):
     usual_latency_ns: float = 50_000.0
-    """Of a reduction of few bytes between hosts, about: nccl-tests shows 20 to 100 us."""
+    """Approximate latency of a reduction of few bytes between hosts: nccl-tests shows 20 to 100 us."""
     slowest_bytes_per_ns: float = 0.5
-    """Rate of the slowest link assumed for a small message: 4 Gbit/s, half of what 10 GbE gives Gloo."""
+    """Rate of the slowest link assumed for a small message: 4 Gbit/s, half of what Gloo achieves on 10 GbE."""
     small_bytes: int = 1 << 20
     """Messages below this are latency-bound rather than bandwidth-bound (msprof-analyze's "small packets")."""
     caps_bytes: tuple[int, ...] = tuple(2**i * 1024 * 1024 for i in range(9))
     """Bucket sizes that are compared: 1 MiB, DDP's first bucket, to 256 MiB, by factors of two."""
     keeps_best: float = 1.02
-    """Exposed times within this factor of the least one count as equal: timings of one setting differ by as much."""
+    """Exposed times within this factor of the shortest one count as equal: timings of one setting differ by as much."""
     no_difference: float = 0.01
     """Differences below this share of the backward pass do not count either."""
     least_difference_ns: float = 10_000.0
     """The same for a very short pass: the time of one kernel launch."""
     late_start: float = 0.9
-    """A first bucket that starts in the last tenth of the backward pass can overlap with nearly none of it."""
+    """Part of the backward pass from which the first bucket starts late: in the last tenth, it can overlap with nearly none of it."""
     backward_share: float = 0.6
-    """Of a step's computation: each matrix product of the forward pass has two in the backward pass; the rest is loss and optimizer."""
+    """Share of the backward pass in a step's computation: each matrix product of the forward pass has two in the backward pass; the rest is
+    loss and optimizer."""
     fewer_by: float = 2.0
-    """Multiple of the best number of buckets from which on there are too many."""
+    """Multiple of the best number of buckets from which there are too many."""
     model_share: float = 0.2
     """Relative error of the model (standard deviation), which assumes equal buckets, an even backward pass, and one line through the
     times of messages of a few sizes."""
@@ -62,12 +63,12 @@ class Reduction(msgspec.Struct, frozen=True):
     latency_ns: float
     bytes_per_ns: float
     per_step: float = 1.0
-    """Such reductions in a step."""
+    """Reductions per step."""
 
     def exposed_ns(self, count: int) -> float:
-        """ns of transfer after the end of the backward pass, with so many equal buckets."""
+        """ns of transfer after the end of the backward pass, with ``count`` equal buckets."""
         message_ns = self.latency_ns + self.total_bytes / count / self.bytes_per_ns
-        return behind_ns(np.full(count, message_ns), self.backward_ns)
+        return exposed_after_backward_ns(np.full(count, message_ns), self.backward_ns)
 
     def exposed_ms(self, count: int) -> float:
         """The same in ms per step."""
@@ -78,8 +79,8 @@ class Reduction(msgspec.Struct, frozen=True):
         return max(1, int(np.ceil(self.total_bytes / cap_bytes)))
 
     def favoured_cap(self) -> float:
-        """The largest bucket size, in bytes, whose exposed time exceeds the least one by no more than 2 % and 1 % of the backward pass:
-        fewer messages where it makes no difference."""
+        """The largest bucket size, in bytes, whose exposed time exceeds the shortest one by no more than 2 % plus 1 % of the backward pass:
+        fewer messages are preferred if the time is the same."""
         costs = {cap: self.exposed_ns(self.buckets(cap)) for cap in _TUNING.caps_bytes}
         no_difference_ns = max(_TUNING.least_difference_ns, _TUNING.no_difference * self.backward_ns)
         most_ns = _TUNING.keeps_best * min(costs.values()) + no_difference_ns
@@ -89,19 +90,19 @@ class Reduction(msgspec.Struct, frozen=True):
 def transfer_costs(context: Context) -> Costs:
     """``shared.*`` of exposed transfers; for gradients also ``shared.small_buckets`` and ``shared.no_overlap``."""
     exposed = exposed_transfers(context)
-    costs = exposed | _saved(context, exposed.get(SharedCause.COMMUNICATION))
+    costs = exposed | _bucket_savings_of(context, exposed.get(SharedCause.COMMUNICATION))
     return {f"shared.{cause}": cost for cause, cost in costs.items() if cost is not None}
 
 
 def favoured_cap_bytes(context: Context, costs: Costs) -> float | None:
-    """The best bucket size for this latency and bandwidth; None where these or the exposed transfer are unknown."""
+    """The best bucket size for this latency and bandwidth; None if these or the exposed transfer are unknown."""
     reduction = _reduction(context.reductions, context.message)
     exposed = costs.get(f"shared.{SharedCause.COMMUNICATION}")
     return reduction.favoured_cap() if reduction is not None and exposed is not None else None
 
 
-def _saved(context: Context, communication: Cost | None) -> dict[SharedCause, Cost | None]:
-    """What other buckets would save; ``communication`` is the price of the gradients' exposed transfer."""
+def _bucket_savings_of(context: Context, communication: Cost | None) -> dict[SharedCause, Cost | None]:
+    """Savings of other buckets; ``communication`` is the cost of the gradients' exposed transfer."""
     facts = context.reductions
     if facts.backward_ms is None:
         facts = replace(facts, backward_ms=_likely_backward_ms(context))
@@ -120,7 +121,7 @@ def _saved(context: Context, communication: Cost | None) -> dict[SharedCause, Co
 
 
 def _likely_backward_ms(context: Context) -> float:
-    """Length of the backward pass where it is not recorded: its usual share of the step's computation."""
+    """Length of a backward pass that was not recorded: its usual share of the step's computation."""
     computed = [component([group.work], COMPUTATION)[0].sum(axis=1) for group in context.graph.groups]
     overlapped = [
         component([group.hidden], COMPUTATION)[0].sum(axis=1)
@@ -132,8 +133,8 @@ def _likely_backward_ms(context: Context) -> float:
 
 
 def _with_overlap(context: Context, facts: BucketFacts, communication: Cost | None) -> Cost | None:
-    """What overlap with the backward pass would save, where message sizes are unknown: the same messages, each sent when its part of
-    that pass is done."""
+    """Saving of overlap with the backward pass if message sizes are unknown: the same messages, each sent when its part of the pass is
+    complete."""
     if communication is None or not facts.per_sync or not _starts_late(facts):
         return None
     group = max(context.graph.groups, key=lambda of_kind: len(of_kind.steps))
@@ -141,7 +142,11 @@ def _with_overlap(context: Context, facts: BucketFacts, communication: Cost | No
     messages_ns = mean_ns[-max(1, round(facts.per_sync)) :]
     if len(messages_ns) < 2:
         return None
-    left_ms = behind_ns(messages_ns, (facts.backward_ms or 0.0) * 1e6) / 1e6 * (facts.syncs_per_step or 1.0)
+    left_ms = (
+        exposed_after_backward_ns(messages_ns, (facts.backward_ms or 0.0) * 1e6)
+        / 1e6
+        * (facts.syncs_per_step or 1.0)
+    )
     hidden_ms = communication.ms_per_step - left_ms
     saved_ms = context.overlappable_transfer_ns(hidden_ms * 1e6) / 1e6
     return _saving(saved_ms, context.mean_ns / 1e6, communication, bounded=saved_ms < hidden_ms)
@@ -162,30 +167,30 @@ def bucket_savings(
     overlappable: Callable[[float], float] = float,
     host_timed: bool = False,
 ) -> dict[SharedCause, Cost | None]:
-    """What of the exposed ``communication`` other buckets would save.
+    """The part of the exposed ``communication`` that other buckets would save.
 
-    ``mean_ms`` is the mean step. ``host_timed``: the exposed transfer was timed on hosts, see :func:`_as_exposed`. ``issue_ns`` is the time
-    that issuing a bucket takes on the thread that computes the gradients, where known: fewer buckets save it as well, whether it is hidden
-    or not. ``disturbed_ms`` is exposed transfer beyond the usual (see :func:`disturbed_ns`): disturbances are proportional to the time of
-    messages, and are saved with them. ``overlappable`` says what of a saving, ms, the machine lets run beside the computation.
+    ``mean_ms`` is the mean step. ``host_timed``: the exposed transfer was timed on hosts, see :func:`_with_exposed_latency`. ``issue_ns``
+    is the time that issuing a bucket takes on the thread that computes the gradients, if known: fewer buckets save it as well, even if
+    their transfer is hidden. ``disturbed_ms`` is exposed transfer beyond the usual (see :func:`disturbed_ns`): it is proportional to the
+    time of messages, and is saved with them. ``overlappable`` returns the part of a saving, ms, that spare cores allow.
     """
     reduction = _reduction(facts, message)
     if reduction is None or communication is None or not mean_ms:
         return {}
     exposed_ms = communication.ms_per_step
     if host_timed:
-        reduction = _as_exposed(reduction, exposed_ms)
+        reduction = _with_exposed_latency(reduction, exposed_ms)
     best_count = reduction.buckets(reduction.favoured_cap())
     fewer = (reduction.count - best_count) * reduction.per_step / 1e6
-    # No more latency is saved than is exposed now beyond what the best buckets would expose.
+    # The saved latency is at most the difference between the exposed time now and with the best buckets.
     best_ms = min(reduction.exposed_ms(best_count), exposed_ms)
     small_ms = min(max(0.0, fewer * reduction.latency_ns), max(0.0, exposed_ms - best_ms))
     small_ms *= 1.0 + disturbed_ms / max(exposed_ms, 1e-6)
-    # The part of issuing that is proportional to the bytes is not saved.
+    # The part of the issue time that is proportional to the bytes is not saved.
     each_ns = reduction.latency_ns + reduction.total_bytes / reduction.count / reduction.bytes_per_ns
     small_ms += max(0.0, fewer * issue_ns * reduction.latency_ns / max(each_ns, 1.0))
     too_many = reduction.count > _TUNING.fewer_by * best_count
-    # A bucket holds whole parameters: gradients that are mostly one parameter's cannot be spread.
+    # A bucket holds whole parameters, so the largest parameter limits the number of buckets.
     most_count = max(1, int(reduction.total_bytes / (facts.largest_parameter_bytes or 1.0)))
     spread_count = min(int(max(reduction.count, best_count)), most_count)
     hidden_ms = exposed_ms - reduction.exposed_ms(spread_count)
@@ -200,12 +205,14 @@ def bucket_savings(
 
 
 def _reduction(facts: BucketFacts, message: MessageCost) -> Reduction | None:
-    """The reduction that the facts describe; None where latency or size of the messages are unknown."""
+    """The reduction that the facts describe; None if latency or size of the messages are unknown."""
     if message.latency_us is None or not facts.per_sync or not facts.total_bytes:
         return None
     latency_ns, bytes_per_ns = message.latency_us * 1e3, message.bytes_per_ns
     if bytes_per_ns is None:
-        latency_ns, bytes_per_ns = _of_one_size(facts.total_bytes / facts.per_sync, latency_ns)
+        latency_ns, bytes_per_ns = _latency_and_rate_of_one_size(
+            facts.total_bytes / facts.per_sync, latency_ns
+        )
     return Reduction(
         count=facts.per_sync,
         total_bytes=facts.total_bytes,
@@ -216,22 +223,22 @@ def _reduction(facts: BucketFacts, message: MessageCost) -> Reduction | None:
     )
 
 
-def _as_exposed(reduction: Reduction, exposed_ms: float) -> Reduction:
-    """The reduction with the latency that its exposed transfer shows, where messages are small and that is more than their own times say.
+def _with_exposed_latency(reduction: Reduction, exposed_ms: float) -> Reduction:
+    """The reduction with the latency per message that follows from the exposed transfer, if messages are small and it is larger.
 
     A backend on the CPU sends one message after the other, and its threads wait for a core before each: the median message of a profiler
-    window does not contain that. What small messages take beyond the time for their bytes is then in proportion to their number."""
+    window does not contain that wait. It is proportional to the number of messages."""
     if reduction.total_bytes / reduction.count >= _TUNING.small_bytes:
         return reduction
     each_ns = exposed_ms * 1e6 / reduction.per_step - reduction.total_bytes / reduction.bytes_per_ns
     return replace(reduction, latency_ns=max(reduction.latency_ns, each_ns / reduction.count))
 
 
-def _of_one_size(message_bytes: float, whole_ns: float) -> tuple[float, float]:
-    """(latency ns, bytes per ns) where all messages have about one size, so that no line can be fitted.
+def _latency_and_rate_of_one_size(message_bytes: float, whole_ns: float) -> tuple[float, float]:
+    """(latency ns, bytes per ns) if all messages have about one size, so that no line can be fitted.
 
-    Half of a small message's time counts as latency, or more where even a slow link would need less for the bytes. Of a large
-    message's time, the usual latency of a reduction counts.
+    For a small message, half of its time counts as latency, or more if even a slow link would need less time for the bytes. For a large
+    message, the usual latency of a reduction is assumed.
     """
     if message_bytes < _TUNING.small_bytes:
         bytes_per_ns = max(2 * message_bytes / max(whole_ns, 1.0), _TUNING.slowest_bytes_per_ns)
@@ -252,8 +259,8 @@ def disturbed_ns(graph: Graph) -> float:
     return float(np.concatenate(beyond).mean()) if beyond else 0.0
 
 
-def behind_ns(messages_ns: Array, backward_ns: float) -> float:
-    """ns of messages [B] after the end of a backward pass, where they become ready evenly during it and are sent one after the other."""
+def exposed_after_backward_ns(messages_ns: Array, backward_ns: float) -> float:
+    """ns of messages [B] after the end of a backward pass, if they become ready evenly during it and are sent one after the other."""
     count, end = len(messages_ns), 0.0
     for i, message_ns in enumerate(messages_ns.tolist()):
         end = max(end, backward_ns * (i + 1) / count) + message_ns
@@ -261,8 +268,8 @@ def behind_ns(messages_ns: Array, backward_ns: float) -> float:
 
 
 def _saving(ms: float, mean_ms: float, like: Cost, *, bounded: bool = False) -> Cost | None:
-    """A cost of ``ms``, part of the exposed transfer that ``like`` prices. Its range includes that of ``like`` and the error of the
-    message model. ``bounded``: cores limit the saving, and its range begins at 0."""
+    """A cost of ``ms``, part of the cost ``like`` of the exposed transfer. Its range includes that of ``like`` and the error of the
+    message model. ``bounded``: cores limit the saving, so its range begins at 0."""
     if ms <= 0:
         return None
     ends = range_of_share(like, ms, _TUNING.model_share)

@@ -1,9 +1,8 @@
-"""Price stragglers: what some ranks do longer than the others, which then wait. Each cause gets its share of the common cost.
+"""Costs of stragglers: the time that other ranks wait for them. Each cause gets its share of the common cost.
 
-A cause is priced by what a replay without it saves. Lateness that is hidden by the others' computation, or made up for by a
-transfer, saves nearly nothing, and lateness that may be chance has no cause. The table of ranks shows both kinds. So
-:func:`arrival_facts` also reports the ranks that arrive late on average for any reason, and what the job would save if they were on
-time.
+The cost of a cause is the time that a replay without it saves. Lateness that is hidden by the others' computation, or compensated by a
+shorter transfer, saves nearly nothing, and lateness that may be random has no cause. The table of ranks shows both. So
+:func:`arrival_facts` also reports the ranks that arrive late on average for any reason, and the saving if they were on time.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from ddpdoctor.measure.attribution import (
     UNSEEN,
     Attribution,
     component,
-    most_of,
+    main_stragglers,
     others_median,
-    unseen,
+    unseen_lateness,
 )
 from ddpdoctor.measure.facts import ArrivalFacts, Cost, scaled
 from ddpdoctor.measure.graph import CycleGroup, Graph
-from ddpdoctor.measure.metrics import lateness, lateness_ns, later_ns
+from ddpdoctor.measure.metrics import lateness, lateness_ns, signed_lateness_ns
 from ddpdoctor.measure.numerics import Array, Ints, Value, above_others, above_zero, fair_shares
-from ddpdoctor.measure.phases import word_of
+from ddpdoctor.measure.phases import phase_name
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.replay import replay_all, without_work
 from ddpdoctor.measure.sourcelines import joined
@@ -41,40 +40,41 @@ from .why import awake_longer_ms, cause_of_computing_longer, confirmed_by_events
 
 class _Tuning(msgspec.Struct, frozen=True):
     step_share: float = 0.1
-    """Share of the mean step from which on an average lateness is reported: a job counts as straggling from 1.1 times the ideal step
+    """Minimum mean lateness that is reported, as a share of the mean step: a job counts as straggling from 1.1 times the ideal step
     time on (Lin et al., OSDI '25)."""
     beyond_others: float = 2.0
-    """Multiple of the other ranks' median lateness from which on it is reported: on a busy machine different ranks arrive last."""
+    """Minimum multiple of the other ranks' median lateness: on a busy machine different ranks arrive last."""
     priced: float = 0.5
-    """Part of a rank's lateness that the prices of its causes must cover, for it to need no price of its own."""
+    """Part of a rank's lateness from which its known causes explain it."""
     clock_errors: float = 3.0
-    """Multiple of the clocks' error from which on a lateness is not due to them."""
+    """Minimum lateness as a multiple of the clocks' error."""
     most: float = 0.95
-    """Part of the step from which on a lateness is rather that of another step: windows that begin at different steps."""
+    """Lateness from this part of the step on is not believed: the windows probably begin at different steps."""
     least_share: float = 0.001
-    """A rank whose excess saves less than this share of the step is no straggler: a replay's own error is as large."""
+    """Minimum share of the step that a cause of lateness costs: a replay's own error is as large."""
     same_segments: float = 0.5
-    """Part of two causes' time that must be in the same segments of the cycle, for one to hide the other."""
+    """Part of two causes' time in the same segments of the cycle from which one may hide the other."""
     shows: float = 0.5
-    """Part of each loss by which its step must be longer at least: hosts that run ahead of their devices catch up."""
+    """Minimum part of a loss by which its step must be longer, because hosts that run ahead of their devices catch up; also minimum part of
+    a lateness that a kind of work must explain."""
 
 
 _TUNING = _Tuning()
 
 
 def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
-    """Ranks that arrive late on average, and by how much. ``graph`` is that of the table of ranks, ``costs`` are already priced."""
+    """Ranks that arrive late on average, and by how much. ``graph`` is that of the table of ranks, ``costs`` are those of all causes."""
     if not graph.groups or len(graph.ranks) < 2:
         return ArrivalFacts()
     late_ns = lateness(graph)[0]
-    late = _late(late_ns, graph.mean_cycle_ns)
+    late = _late_ranks(late_ns, graph.mean_cycle_ns)
     causes = [cost for path, cost in costs.items() if path.startswith("late.")]
     priced_ms = {p: sum(c.ms_per_step for c in causes if graph.ranks[p] in (c.ranks or ())) for p in late}
     unpriced = [p for p in late if priced_ms[p] < _TUNING.priced * float(late_ns[p]) / 1e6]
     saved_ms = None
     if unpriced:
-        # If these ranks arrived with the median rank, as far as longer work makes them late.
-        on_time = without_work([_lateness(group, np.array(unpriced)) for group in graph.groups])
+        # Saving if these ranks arrived with the median rank, as far as longer work makes them late.
+        on_time = without_work([_removable_lateness(group, np.array(unpriced)) for group in graph.groups])
         saved_ms = max(0.0, float((replay_all(graph) - replay_all(graph, [on_time])).mean())) / 1e6
     per_cycle = np.concatenate(
         [np.nan_to_num(lateness_ns(group)).max(axis=1, initial=0.0) for group in graph.groups]
@@ -89,7 +89,7 @@ def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
     )
 
 
-def _late(late_ns: Array, step_ns: float) -> list[int]:
+def _late_ranks(late_ns: Array, step_ns: float) -> list[int]:
     """Positions of the late ranks, the latest first. ``late_ns`` [R] is their mean lateness."""
     order = np.argsort(-late_ns, kind="stable").tolist()
     ascending = np.sort(late_ns)
@@ -103,11 +103,13 @@ def _late(late_ns: Array, step_ns: float) -> list[int]:
     return found
 
 
-def _lateness(group: CycleGroup, places: Ints) -> Array:
-    """[N, K, R] ns: lateness of these ranks at each synchronisation (see :func:`lateness_ns`), less what is carried over from a previous
-    synchronisation that did not release all ranks together. Where ranks compute while they wait, no more in a cycle than the rank is
-    busy longer than the median of the others: what these do meanwhile, and what their own hosts keep them from, comes on top if the rank
-    is on time."""
+def _removable_lateness(group: CycleGroup, places: Ints) -> Array:
+    """[N, K, R] ns: lateness of these ranks at each synchronisation (see :func:`lateness_ns`), without lateness carried over from a
+    previous synchronisation that did not release all ranks together.
+
+    If ranks compute while they wait, the lateness in a cycle is at most the rank's busy time beyond the median of the others, because
+    the others' concurrent computation and idle time would remain if the rank were on time.
+    """
     own = np.nan_to_num(lateness_ns(group)[:, :, places])
     late = np.zeros(group.arrival.shape)
     carried: Array | float = 0.0
@@ -130,12 +132,12 @@ class _Removal(msgspec.Struct, frozen=True):
     work: list[Array]
     """[N, K, R] ns per group."""
     components: Components
-    of_each: bool = False
-    """Whether each rank does different work of that kind, at its own lines."""
+    at_different_lines: bool = False
+    """Whether each rank does different work of that kind, at different lines."""
 
 
 def late_work(context: Context) -> Costs:
-    """``late.*`` of each cause of lateness, and ``late.total``; {} where no rank is late."""
+    """``late.*`` of each cause of lateness, and ``late.total``; {} if no rank is late."""
     removals = _removals(context)
     parts = fair_shares(
         {cause: removal.work for cause, removal in removals.items()},
@@ -149,7 +151,7 @@ def late_work(context: Context) -> Costs:
     if not in_cycles:
         return {}
     costs = {
-        cause: _over_all_steps(cost, context) if cost.stands_out_in else cost
+        cause: _averaged_over_steps(cost, context) if cost.stands_out_in else cost
         for cause, cost in in_cycles.items()
     }
     everything = [sum(works) for works in zip(*(removal.work for removal in removals.values()), strict=True)]
@@ -175,7 +177,7 @@ def late_work(context: Context) -> Costs:
 def _removals(context: Context) -> dict[LateCause, _Removal]:
     """Cause → the work removed with it; causes without any are omitted."""
     attribution = context.attribution
-    excess = attribution.claimed if _hide_each_other(attribution) else attribution.excess
+    excess = attribution.gross_excess if _hide_each_other(attribution) else attribution.excess
     removals = {
         cause: _Removal(component(excess, components), components)
         for cause, components in LATE_COMPONENTS.items()
@@ -187,28 +189,28 @@ def _removals(context: Context) -> dict[LateCause, _Removal]:
         waited = [of_group.sum(axis=-1) for of_group in attribution.starved]
         removals[LateCause.CPU_STARVED] = _Removal(waited, PHASES)
     different = different_work(context)
-    unattributed = {LateCause.UNKNOWN: unseen(context.graph, attribution), LateCause.HOST: different}
+    unattributed = {LateCause.UNKNOWN: unseen_lateness(context.graph, attribution), LateCause.HOST: different}
     if attribution.short and all(more is None for more in unattributed.values()):
         unattributed.update(_unexplained(context, [removal.work for removal in removals.values()]))
     for cause, more in unattributed.items():
         if more is not None:
             seen = removals.get(cause)
             whole = [a + b for a, b in zip(seen.work, more, strict=True)] if seen else more
-            of_each = cause == LateCause.HOST and more is different
-            removals[cause] = _Removal(whole, LATE_COMPONENTS[cause], of_each=of_each)
-    if attribution.in_turn:
-        summed = [amount.sum(axis=-1) for amount in attribution.in_turn]
-        components = tuple(c for kind in attribution.causes_in_turn for c in LATE_COMPONENTS[kind])
+            at_different_lines = cause == LateCause.HOST and more is different
+            removals[cause] = _Removal(whole, LATE_COMPONENTS[cause], at_different_lines=at_different_lines)
+    if attribution.turns_excess:
+        summed = [amount.sum(axis=-1) for amount in attribution.turns_excess]
+        components = tuple(c for kind in attribution.turns_causes for c in LATE_COMPONENTS[kind])
         removals[LateCause.TURNS] = _Removal(summed, components)
     return removals
 
 
 def _unexplained(context: Context, known: Sequence[Sequence[Array]]) -> dict[LateCause, list[Array]]:
-    """Lateness of ranks that are late in a short window by more than chance, but for its ``known`` causes: [N, K, R] ns per group, under
-    the kind of work that they do longer than the others in it (else as unknown). {} where there is none."""
+    """[N, K, R] ns per group: significant lateness in a short window that ``known`` causes do not explain, by the kind of work that takes
+    longer on the late rank (unknown if there is none). {} if all is explained."""
     graph = context.graph
     places = regularly_late(graph)
-    late = [_lateness(group, np.array(places, np.int64)) for group in graph.groups]
+    late = [_removable_lateness(group, np.array(places, np.int64)) for group in graph.groups]
     late_ns, explained_ns = (
         sum((of_group.sum(axis=(0, 1)) for of_group in amounts), np.zeros(len(graph.ranks)))
         for amounts in (late, [of_group for work in known for of_group in work])
@@ -220,26 +222,28 @@ def _unexplained(context: Context, known: Sequence[Sequence[Array]]) -> dict[Lat
     for place in np.flatnonzero(enough & (explained_ns < _TUNING.priced * late_ns)).tolist():
         left = np.zeros(len(graph.ranks))
         left[place] = 1.0 - explained_ns[place] / late_ns[place]
-        kind = _kind_done_longer(context.drawn, place, float(late_ns[place]) / graph.cycles)
+        kind = _kind_with_excess(context.drawn, place, float(late_ns[place]) / graph.cycles)
         before = found.get(kind, [np.zeros_like(of_group) for of_group in late])
         found[kind] = [of_group * left + more for of_group, more in zip(late, before, strict=True)]
     return found
 
 
 def regularly_late(graph: Graph) -> list[int]:
-    """Positions of the late ranks whose mean lateness over the cycles is more than chance makes of that of ranks alike."""
-    late = _late(lateness(graph)[0], graph.mean_cycle_ns) if len(graph.ranks) > 1 and graph.groups else []
+    """Positions of the late ranks whose mean lateness over the cycles is significant."""
+    late = (
+        _late_ranks(lateness(graph)[0], graph.mean_cycle_ns) if len(graph.ranks) > 1 and graph.groups else []
+    )
     if not late:
         return []
-    amounts = np.concatenate([np.nan_to_num(later_ns(group)).sum(axis=1) for group in graph.groups])
+    amounts = np.concatenate([np.nan_to_num(signed_lateness_ns(group)).sum(axis=1) for group in graph.groups])
     beyond = amounts - others_median(amounts)
     regular = above_zero(beyond, LATENESS.false_alarms) & above_others(beyond, LATENESS.false_alarms, amounts)
     return [place for place in late if regular[place]]
 
 
-def _kind_done_longer(recorded: Array, place: int, late_ns: float) -> LateCause:
-    """The kind of work that the rank was recorded to do longer than the others in each cycle, and for the larger part of its lateness,
-    ``late_ns`` per cycle, of ``recorded`` work [cycles, R, C] ns; else unknown."""
+def _kind_with_excess(recorded: Array, place: int, late_ns: float) -> LateCause:
+    """The kind of ``recorded`` work [cycles, R, C] ns that takes longer on the rank than on the others in each cycle, by at least half of
+    its lateness, ``late_ns`` per cycle; else unknown."""
     longer: dict[LateCause, float] = {}
     for kind, components in LATE_COMPONENTS.items():
         work = recorded[:, :, [INDEX[name] for name in components]].sum(axis=2)
@@ -250,25 +254,25 @@ def _kind_done_longer(recorded: Array, place: int, late_ns: float) -> LateCause:
 
 
 def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) -> Cost:
-    attribution, in_turn = context.attribution, cause == LateCause.TURNS
+    attribution, is_turns = context.attribution, cause == LateCause.TURNS
     fields: dict[str, Any] = {}
-    if in_turn:
+    if is_turns:
         fields["period_steps"] = len(context.graph.ranks) if attribution.rotates else None
-        fields["kinds"] = list(attribution.causes_in_turn)
-    positions = None if in_turn else sorted(most_of(_by_rank(removal.work)))
+        fields["kinds"] = list(attribution.turns_causes)
+    positions = None if is_turns else sorted(main_stragglers(_by_rank(removal.work)))
     phase = slower_phase(context.graph, positions) if cause == LateCause.COMPUTE and positions else None
     if phase is not None:
-        fields["phase"], fields["lines_of"] = word_of(phase), (phase,)
+        fields["phase"], fields["lines_of"] = phase_name(phase), (phase,)
     if cause in attribution.stands_out_in or cause != LateCause.DATA:
         fields["stands_out_in"] = attribution.stands_out_in.get(cause, [])
-    if positions and not removal.of_each:
+    if positions and not removal.at_different_lines:
         fields |= confirmed_by_events(context.drawn, cause, removal.work, positions)
         if cause in (LateCause.HOST, LateCause.CPU_STARVED):
             fields["awake_ms"] = awake_longer_ms(context.graph, removal.work, positions)
-    if removal.of_each and positions:
-        # The heaviest line of each of these ranks, the rank with most of the work first.
+    if removal.at_different_lines and positions:
+        # The line with most work of each of these ranks, the rank with most work first.
         lines: list[Where] = []
-        for position in most_of(_by_rank(removal.work)):
+        for position in main_stragglers(_by_rank(removal.work)):
             lines = joined(lines, context.lines.work(removal.components, [position], context.steps)[:1])
         fields["where"] = lines
     return context.cost(
@@ -281,9 +285,9 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
     )
 
 
-def _over_all_steps(cost: Cost, context: Context) -> Cost:
+def _averaged_over_steps(cost: Cost, context: Context) -> Cost:
     """The cost of single steps of a short window, averaged over all of its steps. A step without a cycle (the step before it is not
-    recorded) counts as free of the cause if no rank exceeds the usual length by half of what is lost each time."""
+    recorded) counts as free of the cause if no rank exceeds the usual length by half of one occurrence."""
     graph, measured_ms = context.graph, context.mean_ns / 1e6
     lost_ns = (cost.occurrence_ms or 0.0) * 1e6
     lengths = [dict(zip(of.steps.tolist(), (of.end - of.start).tolist(), strict=True)) for of in graph.steps]
@@ -310,7 +314,7 @@ def _when_late(context: Context, cause: LateCause, removal: _Removal) -> list[Ar
     if cause == LateCause.TURNS:
         return [np.clip(work.max(axis=2, keepdims=True), 0, None) for work in removal.work]
     if cause == LateCause.DATA and all(group.on_device for group in groups):
-        # The wait that a rank would have without delays by others makes it late only where it really waits.
+        # A standalone wait for data makes a rank late only in cycles in which the rank really waits.
         waits = component([group.work for group in groups], removal.components)
         return [
             np.minimum(work, np.clip(wait, 0, None)) for work, wait in zip(removal.work, waits, strict=True)
@@ -319,12 +323,12 @@ def _when_late(context: Context, cause: LateCause, removal: _Removal) -> list[Ar
 
 
 def _hide_each_other(attribution: Attribution) -> bool:
-    """Whether two ranks are late for two causes between the same synchronisations. Each rank then has less of the other's cause, and
+    """Whether two ranks are late for two causes between the same synchronisations. Each rank then does less of the other cause's work, and
     this must not offset its own excess. (With a synchronisation in between, both delays cost time anyway.)"""
     where: dict[LateCause, tuple[int, Array]] = {}
     for cause, positions in attribution.stragglers.items():
-        claimed = component(attribution.claimed, LATE_COMPONENTS[cause])
-        per_segment = np.concatenate([of_group[:, :, positions[0]].sum(axis=0) for of_group in claimed])
+        gross_excess = component(attribution.gross_excess, LATE_COMPONENTS[cause])
+        per_segment = np.concatenate([of_group[:, :, positions[0]].sum(axis=0) for of_group in gross_excess])
         if per_segment.any():
             where[cause] = positions[0], per_segment / per_segment.sum()
     return any(

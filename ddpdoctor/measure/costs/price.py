@@ -1,15 +1,15 @@
-"""Price one cause by a replay without it, with its range, ranks, steps and source lines.
+"""The cost of one cause, by a replay without it, with its range, ranks, steps and source lines.
 
-The 90 % range of a price is that of the saving after the cause is fixed. The saving is the difference of two means: of the recorded
-steps, and of future steps. It differs from the price by independent errors, whose squares add up:
+The 90 % interval of a cost is that of the saving after the cause is fixed. The saving is the difference of two means: of the recorded
+steps, and of future steps. It differs from the cost by independent errors, whose squares are added:
 
-- **scatter of the cycles**: the mean of the gains, and the mean of the rest of the steps, once as recorded and once in the future.
+- **scatter of the cycles**: of the mean gain, and of the mean of the rest of the steps, once as recorded and once in the future.
   Both are estimated from the cycles, see :func:`~ddpdoctor.measure.numerics.mean_error`;
 - **run to run**: the mean step of the same job differs from one start to the next;
-- **the replay**: it removes the cause and leaves all else unchanged. Where gains differ from cycle to cycle, this can be checked: the
-  rest of a cycle must not depend on its gain. If ``rest = a + b x gain``, the saving may be ``1 + b`` times the price. ``b`` is
-  weighted with the known error of replays, so that a few cycles do not outweigh it. An error that all cycles have in common does
-  not show;
+- **the replay**: it removes the cause and leaves all else unchanged. If gains differ between cycles, this can be checked: the
+  rest of a cycle must not depend on its gain. If ``rest = a + b x gain``, the saving may be ``1 + b`` times the cost. ``b`` is
+  weighted with the known error of replays, so that a few cycles do not outweigh it. An error that is the same in all cycles is not
+  detected;
 - **the clocks** of several hosts, and assumptions of the pricer.
 """
 
@@ -38,22 +38,22 @@ from ddpdoctor.rundir import EventKind
 
 class _Tuning(msgspec.Struct, frozen=True):
     hit_share: float = 0.02
-    """A cause happens in a cycle when it takes at least this share of the mean cycle: steps of one job differ by as much."""
+    """Share of the mean cycle from which a cause counts as occurring in a cycle: steps of one job differ by as much."""
     typical: float = 0.5
-    """Part of a cause's mean time from which on a cycle has it in its typical size. Where such cycles are a range of steps, every n-th
-    step, or few, the cause happens there: what little it takes in all other cycles is not "every step"."""
+    """Part of a cause's mean time from which it has its typical size in a cycle. If such cycles are a range of steps, every n-th step, or
+    few, the cause occurs only in them, although it takes a little time in others."""
     fewest: int = 20
-    """Cycles from which on such cycles count as a range or as every n-th step."""
+    """Minimum number of cycles for which this is tested."""
     usual_gain: float = 0.4
     """Quantile of the cycles' gains that counts as the usual gain: below the median, so that disturbances in half of the steps do not
-    set the price."""
+    determine the cost."""
     close: float = 0.2
-    """Two prices that differ by more than this part of the larger are both reported."""
+    """Two costs that differ by more than this part of the larger are both reported."""
     replay_share: float = 0.08
     """Relative error of replays (standard deviation), from test jobs with and without the fix, see docs/how-it-works.md."""
     run_share: float = 0.01
-    """Part of the step by which a job's means differ from one start to the next (standard deviation): 1 to 2 %, as the
-    rules' least share has it."""
+    """Part of the step by which a job's means differ from one start to the next (standard deviation): 1 to 2 %, like the rules' least
+    share."""
 
 
 PRICE_TUNING = _Tuning()
@@ -64,7 +64,7 @@ Costs = dict[str, Cost]
 
 
 class RareSource(msgspec.Struct, frozen=True):
-    """A recording, other than the primary graph, in which to look for pauses in few steps."""
+    """A recording, other than the primary graph, that is searched for pauses in few steps."""
 
     graph: Graph
     """Of the whole run."""
@@ -77,13 +77,13 @@ class ReducerCosts(msgspec.Struct, frozen=True):
     """ns that reducing gradients takes on the thread that computes them."""
 
     synced_ns: tuple[float, ...] = ()
-    """Per backward pass, by position of the rank; 0 where unknown. Empty: unknown on all ranks."""
+    """Per backward pass, by position of the rank; 0 if unknown. Empty: unknown on all ranks."""
     issue_ns: tuple[float, ...] = ()
-    """Per bucket, of the ranks of which it is known."""
+    """Per bucket, of the ranks for which it is known."""
 
 
 class Context(msgspec.Struct, frozen=True, dict=True):
-    """A measured run, as pricers need it: the results of all earlier stages, and replays of its graph as costs."""
+    """The input of pricers: the results of all earlier stages, and :meth:`cost`, which replays the graph."""
 
     graph: Graph
     """The primary graph."""
@@ -91,7 +91,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     lines: SourceLines
     """Of the same recording as ``graph``."""
     mean_step_ms: float | None = None
-    """Mean measured step as reported; of the step logs where there are any, even if ``graph`` is of a window."""
+    """Mean measured step as reported; of the step logs if there are any, even if ``graph`` is of a window."""
     profiler_ns: float = 0.0
     """ns that the profiler adds to each cycle of ``graph``, in which devices wait for their hosts."""
     logs: Sequence[RankLog] = ()
@@ -104,11 +104,11 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     reductions: BucketFacts = BucketFacts()
     message: MessageCost = msgspec.field(default_factory=MessageCost)
     host_timed: bool = True
-    """Whether ``graph`` is that of the step logs, in which a busy machine's disturbances of transfers show."""
+    """Whether ``graph`` is that of the step logs, in which a busy machine disturbs transfers."""
     cores: Cores | None = None
-    """Cores of the host with the fewest spare ones; None: unknown, and prices do not depend on it."""
+    """Cores of the host with the fewest spare ones; None: unknown, and costs do not depend on it."""
     asleep: Mapping[int, float] = msgspec.field(default_factory=dict)
-    """By rank, the part of preparing batches in which nothing computes, where known."""
+    """By rank, the part of preparing batches in which nothing computes, if known."""
 
     @cached_property
     def mean_ns(self) -> float:
@@ -131,14 +131,14 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         return replay_all(self.graph)
 
     def overlappable_ns(self, gain_ns: float) -> float:
-        """The part of a gain that remains where the work is not removed, but overlapped with the step on spare cores."""
+        """The part of a gain that remains if the work is not removed, but overlapped with the step on spare cores."""
         if self.cores is None:
             return gain_ns
         return min(gain_ns, self.mean_ns - self.cores.shortest_step(self.mean_ns))
 
     def overlappable_transfer_ns(self, gain_ns: float) -> float:
-        """The part of ``gain_ns`` that overlapping transfers with computation really saves: all of it on devices; on hosts, whose cores do
-        both, as much as spare cores allow."""
+        """The part of ``gain_ns`` that overlapping transfers with computation saves: all of it on devices; on hosts, whose cores do both,
+        as much as spare cores allow."""
         if self.cores is None or all(group.on_device for group in self.graph.groups):
             return gain_ns
         return self.overlappable_ns(gain_ns * self.cores.hidden_share)
@@ -161,24 +161,24 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         operation: str | None = None,
         **fields: Any,
     ) -> Cost:
-        """The cost of a cause: what the changes save.
+        """The cost of a cause: the time that the changes save.
 
-        ``spent`` [N, K, R or 1] ns per group is the time of the cause, whose work is of these ``components``, and ``positions``
-        are the stragglers (None: all ranks). With ``usually`` a cycle gains at most the usual gain of a cycle. ``part`` is the cause's
-        share of what several causes save together. ``where``, ``operation`` and ``fields`` override fields of the :class:`Cost`;
-        ``lines_of`` are the components whose source lines to use, where not all.
+        ``spent`` [N, K, R or 1] ns per group is the time of the cause, whose work is of these ``components``. ``positions`` are the
+        stragglers (None: all ranks). With ``usually`` a cycle gains at most the usual gain of a cycle. ``part`` is the cause's
+        share of the common cost of several causes. ``where``, ``operation`` and ``fields`` override fields of the :class:`Cost`;
+        ``lines_of`` are the components whose source lines are used (default: ``components``).
         """
         gains = _gains_ns(self.graph, self.measured_ns, changes, usually)
         gain_ns = max(0.0, float(gains.mean()))
         per_cycle = _per_cycle(spent)
         hit = self._hit(per_cycle)
-        when = self._when_hit(hit)
+        when = self._steps_hit_or_all(hit)
         own_ms, typical_ms = self._time_spent_ms(spent, components, positions)
         if where is None and components:
-            where = self.lines.work(lines_of or components, positions, when, or_else=self.steps)
+            where = self.lines.work(lines_of or components, positions, when, fallback_steps=self.steps)
         return Cost(
             **{
-                **self._saving(gains, gain_ns, part, self._either_way_ns(changes, usually)),
+                **self._saving(gains, gain_ns, part, self._dependency_bounds_ns(changes, usually)),
                 "beside_ms_per_step": self._overlappable_ms(
                     gain_ns if part is None else part.part_ns, components, positions
                 ),
@@ -196,8 +196,8 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         )
 
     def steps_hit(self, spent: Sequence[Array]) -> Ints:
-        """Numbers of the steps in which a cause takes time, see :meth:`cost`; of all steps where it is too little in each."""
-        return self._when_hit(self._hit(_per_cycle(spent)))
+        """Numbers of the steps in which a cause takes time, see :meth:`cost`; all steps if it takes too little time in each."""
+        return self._steps_hit_or_all(self._hit(_per_cycle(spent)))
 
     def _hit(self, per_cycle: Array) -> Mask:
         at_all: Mask = per_cycle > PRICE_TUNING.hit_share * self.mean_ns
@@ -211,8 +211,8 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     def _saving(
         self, gains: Array, gain_ns: float, part: Value | None, either_ns: tuple[float, float] | None
     ) -> dict[str, Any]:
-        """The fields of a cost for its amount and range, of ``gains`` [cycles, group by group] and their mean; with the prices for both
-        assumptions on uncertain dependencies, ``either_ns``, where these matter."""
+        """The fields of a cost for its amount and range, from ``gains`` [cycles, group by group] and their mean. ``either_ns``: mean gains
+        for both assumptions on uncertain dependencies, or None."""
         rest = self.measured_ns - gains
         own_ns = gain_ns if part is None else part.part_ns
         others_ns = () if part is None else (part.first_ns, part.part_ns, part.last_ns)
@@ -234,22 +234,22 @@ class Context(msgspec.Struct, frozen=True, dict=True):
             **either_ms,
         }
 
-    def _either_way_ns(self, changes: Sequence[Change], usually: bool) -> tuple[float, float] | None:
-        """(mean gain if all computation with an uncertain dependency waits for its collective, mean gain if none does); None where no
-        dependency is uncertain, or it makes little difference."""
-        if not self._either_way_graphs:
+    def _dependency_bounds_ns(self, changes: Sequence[Change], usually: bool) -> tuple[float, float] | None:
+        """(mean gain if all computation with an uncertain dependency waits for its collective, mean gain if none does); None if no
+        dependency is uncertain, or if it makes little difference."""
+        if not self._dependency_bound_graphs:
             return None
         waiting, going_on = (
             max(0.0, float(_gains_ns(graph, measured_ns, changes, usually).mean()))
-            for graph, measured_ns in self._either_way_graphs
+            for graph, measured_ns in self._dependency_bound_graphs
         )
         matters = abs(waiting - going_on) > PRICE_TUNING.close * max(waiting, going_on)
         return (waiting, going_on) if matters else None
 
     @cached_property
-    def _either_way_graphs(self) -> list[tuple[Graph, Array]]:
-        """(graph, its [cycles] lengths) with every uncertain dependency present, and with each absent; [] where none is uncertain, or
-        on CPUs, where they do not matter."""
+    def _dependency_bound_graphs(self) -> list[tuple[Graph, Array]]:
+        """(graph, its [cycles] lengths) with every uncertain dependency present, and with each absent; [] if none is uncertain, or on CPUs,
+        where dependencies have no effect."""
         known = [group.dependency_probability for group in self.graph.groups if group.on_device]
         if not any(((of_group > 0) & (of_group < 1)).any() for of_group in known):
             return []
@@ -263,7 +263,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         self, own_ns: float, components: Components, positions: Sequence[int] | None
     ) -> float | None:
         """ms of a data cost that more dataloader workers can save: preparing batches overlaps with the step as far as spare cores
-        allow. Time in which nothing computes, such as waiting for storage, needs no core. None where the cores are unknown."""
+        allow. Time in which nothing computes, such as waiting for storage, needs no core. None if the cores are unknown."""
         if self.cores is None or Component.DATA not in components:
             return None
         ranks = self.graph.ranks if positions is None else [self.graph.ranks[p] for p in positions]
@@ -271,8 +271,8 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         return max(self.overlappable_ns(own_ns), asleep * own_ns) / 1e6
 
     def _single_steps(self, components: Components, hit: Mask, gain_ns: float) -> list[int]:
-        """Steps of a short window that are reported one by one. Checkpoints and waiting for data are recorded as such, so a single one
-        is certain. A wait for data is listed only where it costs enough of the window, and fewer than three times."""
+        """Steps of a short window that are listed in the report. Checkpoints and waiting for data are recorded events, so a single one is
+        certain. Waits for data are listed only if there are fewer than three and they cost enough of the window."""
         if not self.attribution.short or hit.all():
             return []
         few = (
@@ -281,20 +281,20 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         listed = Component.CHECKPOINT in components or (Component.DATA in components and bool(few))
         return sorted(self.steps[hit].tolist()) if listed else []
 
-    def _when_hit(self, hit: Mask) -> Ints:
-        """The steps in which it happens; all where there are none."""
+    def _steps_hit_or_all(self, hit: Mask) -> Ints:
+        """The steps that are ``hit``; all steps if none is."""
         return self.steps[hit] if hit.any() else self.steps
 
     def _time_spent_ms(
         self, spent: Sequence[Array], components: Components, positions: Sequence[int] | None
     ) -> tuple[float | None, float | None]:
-        """(mean ms per step of the stragglers, or of the median rank where ``positions`` is None; median of the others)."""
+        """(mean ms per step of the stragglers, or of the median rank if ``positions`` is None; median of the others)."""
         if positions is None or not components:
             means = np.concatenate([of_group.sum(axis=1) for of_group in spent]).mean(axis=0)
             return float(np.median(means)) / 1e6, None
-        # With work that overlaps with synchronisations; where devices wait for hosts, as each rank would have it without the others.
+        # Includes work that overlaps with synchronisations. If devices wait for hosts, the standalone time of each rank.
         work = [
-            g.work_with_overlap if set_by_hosts(g, components) else g.with_overlap(g.work)
+            g.work_with_overlap if waits_for_hosts(g, components) else g.with_overlap(g.work)
             for g in self.graph.groups
         ]
         work_ns = np.concatenate([own.sum(axis=1) for own in component(work, components)]).mean(axis=0)
@@ -309,7 +309,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def drawn(self) -> Array:
-        """[cycles, R, C] ns of each kind of work as it was recorded, group after group."""
+        """[cycles, R, C] ns of each kind of work as recorded, group after group."""
         return np.concatenate(
             [
                 group.with_overlap(group.work).sum(axis=1) if group.recorded is None else group.recorded
@@ -319,7 +319,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
 
     def per_recorded_save(self, cost: Cost) -> Cost:
         """The cost of checkpoints, scaled to their frequency in all steps recorded in full after the warm-up. Few steps have a
-        checkpoint, and some of these are excluded, as the profiler or an evaluation disturbed them. ``share`` then refers to the mean
+        checkpoint, and some of these are excluded because the profiler or an evaluation disturbed them. ``share`` then refers to the mean
         step with that frequency."""
         if self.graph.source != "step-log" or not self.logs:
             return cost
@@ -347,7 +347,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
 
 
 def _per_cycle(spent: Sequence[Array]) -> Array:
-    """[cycles] ns of the rank that spends most in each cycle."""
+    """[cycles] ns of the rank that spends most time in each cycle."""
     per_cycle: Array = np.concatenate([of_group.sum(axis=1).max(axis=1) for of_group in spent])
     return per_cycle
 
@@ -359,8 +359,8 @@ def _gains_ns(graph: Graph, measured_ns: Array, changes: Sequence[Change], usual
     return np.minimum(gains, np.quantile(gains, PRICE_TUNING.usual_gain)) if usually else gains
 
 
-def set_by_hosts(group: CycleGroup, components: Components) -> bool:
-    """Whether these components include devices' waiting for hosts, part of which is hidden in the wait for other ranks."""
+def waits_for_hosts(group: CycleGroup, components: Components) -> bool:
+    """Whether these components include devices' waiting for hosts, part of which overlaps with waiting for other ranks."""
     return LateCause.HOST in group.standalone_ns and not set(components).isdisjoint(
         STANDALONE[LateCause.HOST]
     )
@@ -370,7 +370,7 @@ def price_range(gains: Array, rest: Array, assumed_ns: float = 0.0) -> tuple[flo
     """(low, high) of the mean gain, ns, between 0 and the whole step; None with too few cycles.
 
     ``gains`` [N] ns by cycle, in order of steps; ``rest`` [N] ns of each cycle without its gain; ``assumed_ns`` is the standard deviation
-    of assumptions: clocks, extrapolations.
+    of clocks and assumptions.
     """
     gain, left = float(gains.mean()), float(rest.mean())
     own, others = mean_error(gains, RANGE_LEVEL), mean_error(rest, RANGE_LEVEL)
@@ -380,7 +380,7 @@ def price_range(gains: Array, rest: Array, assumed_ns: float = 0.0) -> tuple[flo
     square = float((spread**2).sum())
     slope = 0.0
     if square > 0.0:
-        # The error of a mean of N is one value's error over the root of N; that of a slope, over the root of ``square``.
+        # Squared error of the slope. One value's error is that of the mean of N times sqrt(N); the slope's is one value's / sqrt(square).
         error, known = others**2 * len(rest) / square, PRICE_TUNING.replay_share**2
         slope = float((spread * rest).sum()) / square * known / (known + error)
     errors = (
@@ -396,8 +396,8 @@ def price_range(gains: Array, rest: Array, assumed_ns: float = 0.0) -> tuple[flo
 
 
 def range_fields(gain_ns: float, ends_ns: tuple[float, float] | None, *others_ns: float) -> dict[str, Any]:
-    """The fields of a :class:`~ddpdoctor.measure.facts.Cost` for a range around ``gain_ns``, widened to include the savings of the
-    same fix in ``others_ns``: alone, after all others, as its share. {} where there is no range."""
+    """The fields of a :class:`~ddpdoctor.measure.facts.Cost` for a range around ``gain_ns``, widened to include ``others_ns``: savings of
+    the same fix alone, after all other fixes, and as a share of all. {} if there is no range."""
     if ends_ns is None:
         return {}
     known = (gain_ns, *others_ns)
@@ -406,15 +406,15 @@ def range_fields(gain_ns: float, ends_ns: tuple[float, float] | None, *others_ns
 
 
 def range_of_share(whole: Cost, ms: float, assumed_share: float) -> dict[str, Any]:
-    """The same fields for ``ms``, a part of the saving that ``whole`` prices: with the width of its range, in ms, and an additional
-    error of ``assumed_share`` of ``ms`` (a standard deviation)."""
+    """The same fields for ``ms``, a part of the cost ``whole``: with the width of its range, in ms, and an additional error of
+    ``assumed_share`` of ``ms`` (a standard deviation)."""
     sides = _sides_ms(whole)
     assumed_ms = normal(RANGE_LEVEL) * assumed_share * ms
     return {} if sides is None else _around(ms, *(float(np.hypot(side, assumed_ms)) for side in sides))
 
 
 def range_of_sum(one: Cost, other: Cost, ms: float) -> dict[str, Any]:
-    """The same fields for ``ms``, the sum of two costs; {} where one of them has no range."""
+    """The same fields for ``ms``, the sum of two costs; {} if one of them has no range."""
     sides = _sides_ms(one), _sides_ms(other)
     if sides[0] is None or sides[1] is None:
         return {}
@@ -422,7 +422,7 @@ def range_of_sum(one: Cost, other: Cost, ms: float) -> dict[str, Any]:
 
 
 def _sides_ms(cost: Cost) -> tuple[float, float] | None:
-    """Distances of the ends of the range below and above the price, ms."""
+    """Distances of the ends of the range below and above the cost, ms."""
     if cost.low_ms_per_step is None or cost.high_ms_per_step is None:
         return None
     return cost.ms_per_step - cost.low_ms_per_step, cost.high_ms_per_step - cost.ms_per_step

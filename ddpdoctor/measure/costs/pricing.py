@@ -1,4 +1,4 @@
-"""The pricers, and one price per cause from what they find."""
+"""Runs all pricers and merges their costs into one per cause."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PRICERS: tuple[Pricer, ...] = (
     starved_of_cpu,
     transfer_costs,
 )
-"""Pricers that replay the primary graph; they run where it has cycles. Where two of them price one cause, the larger price is
-used; of equal ones the first."""
+"""Pricers that replay the primary graph; they run if it has cycles. If two of them find a cost of one cause, the larger one is used; of
+equal ones the first."""
 PRICERS_OF_RECORDINGS: tuple[Pricer, ...] = (rare_pauses, evaluations_on_some_ranks)
 """Pricers that use the recordings themselves; they always run, after :data:`PRICERS`."""
 _OF_HOSTS = ("late.host", "shared.device_sync", "shared.host", "shared.launch", "shared.outside")
-"""Paths of the costs that are a device's waiting for its host."""
+"""Paths of costs of a device's waiting for its host."""
 _TOTAL = f"late.{LateCause.TOTAL}"
 _WORK = frozenset(f"late.{cause}" for cause in LATE_COMPONENTS)
 """Causes with components of their own. Others describe the same time (uneven work is computation) or excluded steps (evaluations),
@@ -45,7 +45,7 @@ _COMPUTING = tuple(
 
 
 def _without_profiler(costs: Costs, context: Context) -> Costs:
-    """The costs of a window as parts of a step without profiler: devices wait less for hosts, and all else takes as long."""
+    """The costs of a window, scaled to a step without profiler: devices wait less for hosts, and all else takes as long."""
     idle_ns, step_ms = host_idle_ns(context.graph), context.mean_step_ms
     if not context.profiler_ns or not step_ms:
         return costs
@@ -69,10 +69,9 @@ def price_all(context: Context, progress: Callable[[int, int], None] | None = No
 
 
 def merge(priced: Iterable[Costs], mean_ms: float | None) -> Costs:
-    """One cost per cause: the largest of those that several pricers found. A window shows a few steps, the log of the whole run what
-    happens seldom. ``late.total`` grows by what the merged prices add to it.
+    """One cost per cause: the largest that a pricer found. The log of a whole run shows rare events that a window misses.
 
-    ``mean_ms`` is the mean step.
+    ``late.total`` is increased by what the merged costs add to it. ``mean_ms`` is the mean step.
     """
     merged: Costs = {}
     summed: Costs = {}

@@ -1,23 +1,23 @@
-"""Stalls that few measured steps show, from the step logs of the whole run.
+"""Costs of rare stalls, from the step logs of the whole run.
 
 **Rare pauses of jobs with devices.** A profiled window of a few steps shows what happens in every step. It usually misses a checkpoint
-every hundred steps, a garbage collection, or an occasional late batch. The hook records these in each step, on the host. On a device
+every hundred steps, a garbage collection, or an occasional late batch. The hook records these in each step, on the host. In a device
 job the host's times show when work was issued, not when it ran, so three conditions apply that a CPU job does not need:
 
-- the rank did far more work than *it* usually does;
-- it was later at its next synchronisation for it: ``min(extra, lateness)`` counts. (The others wait for their devices
-  in the next step, which looks like work of theirs.);
+- the rank did far more of the work than it usually does;
+- the rank was later at its next synchronisation: ``min(extra, lateness)`` counts. (The others wait for their devices
+  in the next step, which looks like their own work.);
 - steps took longer. A host that runs ahead of its device can pause without any loss, and catch up in the following
-  steps. The share that was lost is the median over the occurrences of (excess of the step and its followers over the
+  steps. The lost share is the median over the occurrences of (excess of the step and its followers over the
   median step) / extra, between 0 and 1.
 
-**Stalls in excluded steps.** A step in which the job evaluates is excluded, as its length says nothing of training.
+**Stalls in excluded steps.** A step in which the job evaluates is excluded, because its length does not represent training.
 Two stalls occur in such steps:
 
-- Loaders that restart their workers: all ranks wait for the first batches of each epoch. Where each epoch ends with an evaluation,
-  this stall is in excluded steps only. It is priced from the logs and added to that of the measured steps.
-- Evaluations on some ranks, for which the others wait. Where rank 0 evaluates the whole validation set by itself, all other ranks idle
-  as long, and dividing the set among all ranks would save most of that.
+- Loaders that restart their workers: all ranks wait for the first batches of each epoch. If each epoch ends with an evaluation,
+  this stall is in excluded steps only. Its cost comes from the logs and is added to that of the measured steps.
+- Evaluations on some ranks, for which the others wait. If rank 0 evaluates the whole validation set alone, all other ranks idle
+  meanwhile, and dividing the set among all ranks would save most of that time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ddpdoctor.measure.attribution import LATENESS, least_outlier
 from ddpdoctor.measure.facts import Cost, saving
 from ddpdoctor.measure.graph import Graph, Sync
 from ddpdoctor.measure.metrics import typical_arrival
-from ddpdoctor.measure.numerics import Array, Ints, Mask, carried_by_few, persistence, scatter_of
+from ddpdoctor.measure.numerics import Array, Ints, Mask, outliers_of_few_ranks, persistence, scatter_of
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.sourcelines import SourceLines, ranked
 from ddpdoctor.measure.steplog import RankLog, Step, evaluated
@@ -46,14 +46,14 @@ from .shared import common_work
 
 class _Tuning(msgspec.Struct, frozen=True):
     fewest_cycles: int = 20
-    """Fewest cycles for a pause to count as rare."""
+    """Minimum number of cycles in which pauses are searched for."""
     followers: int = 2
-    """Steps after a paused one in which the loss may still show: devices run behind their hosts."""
+    """Steps after a pause that may be longer because of it: devices run behind their hosts."""
     catches_up: float = 2.0
-    """Most steps that a host needs to catch up, in multiples of the steps that it lost: it issues a step's work in at most half of
-    the device's time, or else it is the bottleneck itself."""
+    """Maximum number of steps that a host needs to catch up, as a multiple of the steps that it lost: it issues a step's work in at most
+    half of the device's time; otherwise it is the bottleneck."""
     mostly: float = 0.5
-    """Part of all cycles that must have a synchronisation for a typical lateness of its own."""
+    """Minimum part of all cycles with a synchronisation for which a separate typical lateness is computed."""
 
 
 _TUNING = _Tuning()
@@ -69,17 +69,17 @@ def rare_pauses(context: Context) -> Costs:
 
 
 def rare_costs(source: RareSource) -> Costs:
-    """The same of one recording; {} for runs of fewer than 20 measured steps. A pause of few ranks is ``late``, if it cost time; a
-    recorded one of all ranks is ``shared``."""
+    """The costs from one recording; {} for runs of fewer than 20 measured steps. Pauses of few ranks are ``late``, if they cost time;
+    recorded pauses of all ranks are ``shared``."""
     if source.graph.cycles < _TUNING.fewest_cycles:
         return {}
     costs: Costs = {}
     for cause, components in source.kinds.items():
         pauses = _Pauses(source.graph, source.lines, components)
-        late = pauses.of_stragglers()
+        late = pauses.cost_on_few_ranks()
         if late is not None and late.ms_per_step > 0:
             costs[f"late.{cause}"] = late
-        common = pauses.of_all() if cause in RECORDED else None
+        common = pauses.cost_on_all_ranks() if cause in RECORDED else None
         if common is not None:
             costs[f"shared.{cause}"] = common
     return costs
@@ -119,28 +119,29 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
         return self._ordered([work.sum(axis=1) for work in self._work])
 
     @cached_property
-    def _beyond(self) -> list[Array]:
-        """[N, K, R] per group: excess over the rank's usual work in the same segment, scaled down to its usual work in a cycle of any
-        group. Where a barrier follows each checkpoint, cycles with a checkpoint are a group of their own, in which saving is usual."""
+    def _excess(self) -> list[Array]:
+        """[N, K, R] per group: excess over the rank's median work in the same segment. The median is scaled down to the rank's median work
+        in a cycle of any group: if a barrier follows each checkpoint, cycles with a checkpoint are a separate group, in which saving is
+        normal."""
         in_any = np.median(self.own, axis=0)
-        beyond = []
+        excess = []
         for work in self._work:
             usual = np.median(work, axis=0)
             usual *= np.minimum(1.0, in_any / np.maximum(usual.sum(axis=0), 1.0))
-            beyond.append(np.clip(work - usual, 0, None))
-        return beyond
+            excess.append(np.clip(work - usual, 0, None))
+        return excess
 
     @cached_property
-    def beyond(self) -> Array:
+    def excess(self) -> Array:
         """[N, R]: excess over the rank's usual work."""
-        return self._ordered([beyond.sum(axis=1) for beyond in self._beyond])
+        return self._ordered([excess.sum(axis=1) for excess in self._excess])
 
     @cached_property
     def delayed(self) -> Array:
         """[N, R]: the part of the excess by which the rank was later than usual at its next synchronisation."""
         late = _later_than_usual(self.graph)
         return self._ordered(
-            [np.minimum(a, b).clip(0, None).sum(axis=1) for a, b in zip(self._beyond, late, strict=True)]
+            [np.minimum(a, b).clip(0, None).sum(axis=1) for a, b in zip(self._excess, late, strict=True)]
         )
 
     @cached_property
@@ -150,44 +151,44 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def concentrated(self) -> Mask:
-        """[N, R] mask of pauses that are concentrated in few ranks."""
-        concentrated = carried_by_few(self.pauses, self.delayed, self.steps)
-        concentrated &= concentrated.sum(axis=0) >= LATENESS.fewest_spikes
+        """[N, R] mask of pauses that are concentrated on few ranks."""
+        concentrated = outliers_of_few_ranks(self.pauses, self.delayed, self.steps)
+        concentrated &= concentrated.sum(axis=0) >= LATENESS.fewest_outliers
         return concentrated
 
-    def of_stragglers(self) -> Cost | None:
-        """Cost of the pauses of few ranks; None where there are none."""
+    def cost_on_few_ranks(self) -> Cost | None:
+        """Cost of the pauses of few ranks; None if there are none."""
         if not self.concentrated.any():
             return None
         positions = np.flatnonzero(self.concentrated.any(axis=0)).tolist()
         return self._cost(np.where(self.concentrated, self.delayed, 0.0).max(axis=1), positions)
 
-    def of_all(self) -> Cost | None:
-        """Cost of pauses of all ranks together, or of a different rank each time; None where there are too few."""
-        outliers = np.where(self._outliers(self.beyond), self.beyond, 0.0)
+    def cost_on_all_ranks(self) -> Cost | None:
+        """Cost of pauses of all ranks together, or of different ranks; None if there are too few."""
+        outliers = np.where(self._outliers(self.excess), self.excess, 0.0)
         middle = (outliers.shape[1] - 1) // 2
         everywhere = np.sort(outliers, axis=1)[:, middle]
         scattered = np.where(self.pauses, self.delayed, 0.0).max(axis=1) * (not self.concentrated.any())
         amount = np.maximum(everywhere, scattered)
-        return self._cost(amount, None) if (amount > 0).sum() >= LATENESS.fewest_spikes else None
+        return self._cost(amount, None) if (amount > 0).sum() >= LATENESS.fewest_outliers else None
 
     def _ordered(self, parts: Sequence[Array]) -> Array:
-        """Values per group, joined and put in order."""
+        """Values per group, concatenated, in order of steps."""
         joined: Array = np.concatenate(parts)[self.order]
         return joined
 
     def _outliers(self, amount: Array) -> Mask:
         """[N, R] mask of amounts far beyond the rank's scatter, and beyond a minimum share of the step."""
-        scatter = scatter_of(self.beyond - np.median(self.beyond, axis=0))
+        scatter = scatter_of(self.excess - np.median(self.excess, axis=0))
         outliers: Mask = amount > least_outlier(scatter, float(np.median(self.duration)))
         return outliers
 
     def _cost(self, amount: Array, positions: list[int] | None) -> Cost:
-        """Cost of pauses that take ``amount`` [N] ns in each cycle, 0 where there is none."""
+        """Cost of pauses that take ``amount`` [N] ns in each cycle, 0 in cycles without a pause."""
         lost = amount * lengthening_share(self.duration, amount)
         gain_ns = float(lost.mean())
         hit = amount > 0
-        # A rank's usual cycle, not the mean one: ranks that wait for their devices behind another one's pause do more.
+        # Medians over the cycles, not means: another rank's pause adds waiting for the device to the work of a rank.
         own, usual = self.own.mean(), np.median(self.own, axis=0)
         others = np.empty(0)
         if positions is not None:
@@ -206,7 +207,7 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
 
 
 def lengthening_share(duration: Array, amount: Array) -> float:
-    """Share (0 to 1) of the pauses ``amount`` ([N] ns, 0 where there is none) by which the steps ``duration`` ([N] ns) became longer."""
+    """Share (0 to 1) of the pauses ``amount`` ([N] ns, 0 in steps without) by which the steps ``duration`` ([N] ns) became longer."""
     usual = float(np.median(duration[amount <= 0])) if (amount <= 0).any() else float(np.median(duration))
     stops = np.flatnonzero(amount > 0)
     shares = []
@@ -218,8 +219,8 @@ def lengthening_share(duration: Array, amount: Array) -> float:
 
 
 def _later_than_usual(graph: Graph) -> list[Array]:
-    """[N, K, R] ns per group by which a rank arrives later than usual: than its median at the same synchronisation or, where only a few
-    cycles have that synchronisation, at any."""
+    """[N, K, R] ns per group by which a rank arrives later than its median lateness at the same synchronisation, or at any if only a few
+    cycles have that synchronisation."""
     late = [np.nan_to_num(group.arrival - typical_arrival(group.arrival)) for group in graph.groups]
     anywhere = np.median(np.concatenate([each.reshape(-1, each.shape[2]) for each in late]), axis=0)
     places: dict[tuple[Sync, int], list[Array]] = defaultdict(list)
@@ -244,7 +245,7 @@ _COMPONENTS = SHARED_COMPONENTS[SharedCause.DATA_EPOCH_START]
 
 
 def epoch_starts(context: Context) -> Costs:
-    """``shared.data_epoch_start`` of the measured steps and of steps with an evaluation; {} where there is none.
+    """``shared.data_epoch_start`` of the measured steps and of steps with an evaluation; {} if there is none.
 
     The latter are spread over all steps; ``share`` then refers to the mean step with them.
     """
@@ -271,8 +272,8 @@ def epoch_starts(context: Context) -> Costs:
 
 
 def _evaluation_stalls(context: Context) -> dict[int, float]:
-    """Step number → longest worker start of all ranks, ns, in steps in which a rank evaluates; 0 in other steps. Of all steps recorded in
-    full, without the warm-up and steps that the profiler disturbed. {} where there is no such stall."""
+    """Step number → longest worker start of all ranks, ns, in steps in which a rank evaluates; 0 in other steps. For all steps recorded in
+    full, without the warm-up and steps that the profiler disturbed. {} if there is no such stall."""
     logs = context.logs
     evaluating = evaluated(logs)
     if not evaluating:
@@ -300,10 +301,10 @@ def _stall_ns(step: Step, loaders: Collection[int]) -> float:
 
 
 def evaluations_on_some_ranks(context: Context) -> Costs:
-    """``late.evaluation``: the cost of evaluation on the same ranks, half of all at most; {} where that does not happen.
+    """``late.evaluation``: the cost of evaluation on the same ranks, at most half of all; {} if there is none.
 
-    If the E ranks that evaluate shared the work with all W ranks, they would save (W - E) / W of the time by which steps with an
-    evaluation exceed the median of the others, spread over all steps. ``share`` refers to the mean step (of those
+    If the E ranks that evaluate divided the work among all W ranks, this would save (W - E) / W of the time by which steps with an
+    evaluation exceed the median of the others, averaged over all steps. ``share`` refers to the mean step (of those
     without evaluation) with that time.
     """
     logs = context.logs

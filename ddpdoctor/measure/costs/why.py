@@ -1,12 +1,11 @@
-"""Why a straggler takes longer: more samples, lowered clocks, CPU contention, one phase of the step only, or blocked off-CPU.
+"""Finds why a straggler takes longer: more samples, lowered clocks, CPU contention, one phase of the step only, or blocked off-CPU.
 
-A rank that is slower at the same work, because of its clocks, its cores or another process, is slower in forward, backward and optimizer
-alike. Additional work is in one place. Times alone cannot distinguish more: kernels that are slower in one phase look like additional
-kernels.
+A rank that is slower at the same work, because of its clocks, its cores or another process, is slower in forward, backward and optimizer.
+Additional work is in one phase. Times cannot distinguish more: kernels that are slower in one phase look like additional kernels.
 
-The excess of a late rank also rests on estimates: the operators' share of a gap, waiting that hides work, work that is only slower. A
-report draws the recorded events next to it. So :func:`confirmed_by_events` compares the ranks once more by these events alone, in the
-steps in which the rank is late: a rank that computes longer has longer phases there, and no longer gap between them.
+The excess of a late rank is partly estimated: the operators' share of a gap, waiting that hides work, work that is only slower. A
+report shows the recorded events next to it. So :func:`confirmed_by_events` compares the ranks again by these events alone, in the
+steps in which the rank is late: a rank that computes longer must have longer phases, not longer gaps between them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.attribution import longer_alike, others_median
+from ddpdoctor.measure.attribution import others_median, proportional_gap_excess
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import Graph, RankSteps
 from ddpdoctor.measure.numerics import Array, Ints, median_error, scatter_of
@@ -34,27 +33,27 @@ from ddpdoctor.measure.taxonomy import (
 )
 
 _RECORDED = [INDEX[name] for name in (*WAITING_FOR_DATA, Component.CHECKPOINT)]
-"""Components that are, or may be, waiting, and are reported as such."""
+"""Components that are or may be waiting, and are reported separately."""
 
 
 class _Tuning(msgspec.Struct, frozen=True):
     even: float = 1.02
     """Multiple of the others' amount of work up to which amounts count as equal: batches of a sampler differ by a sample."""
     explains: float = 0.5
-    """Part of the excess that something must explain to be its cause."""
+    """Minimum part of the excess that a cause explains."""
     seldom: float = 0.5
     """If the excess occurs in a smaller part of the steps, the other steps show the rank's usual wait for a CPU, and only the wait beyond
     that counts."""
     fewest_known: int = 2
-    """Fewest steps with a known amount."""
+    """Minimum number of steps with a known amount."""
     least: float = 0.25
-    """Part of the excess that a general slowdown would cause in the other phases: if less, they show nothing."""
+    """Minimum part of the excess that a general slowdown would cause in the other phases; with less, they are too short to show it."""
     part: float = 0.25
-    """Part of that slowdown that the other phases may show at most: half-way between none and half of it."""
+    """Maximum part of that slowdown in the other phases: half-way between none and half of it."""
     sigmas: float = 2.0
     """Standard errors added to the measured slowdown: one-sided error rate of 1 in 40."""
     shows: float = 0.5
-    """Part of the lateness that the events must show for another kind of work, for that kind to be named."""
+    """Part of the lateness from which events of another kind of work are named instead, if those of the cause show less than that."""
 
 
 _TUNING = _Tuning()
@@ -63,8 +62,8 @@ _TUNING = _Tuning()
 def awake_longer_ms(graph: Graph, removed: Sequence[Array], positions: Sequence[int]) -> float | None:
     """ms per step by which the training threads of these ranks ran or were runnable longer than those of the others, mean over the ranks.
 
-    Taken in the steps in which they are late by ``removed`` [N, K, R] ns per group. None where the scheduler's times are unknown, or on a
-    device, as its host sleeps while it waits for it.
+    Of the steps in which they are late by ``removed`` [N, K, R] ns per group. None if the scheduler's times are unknown, or on a device,
+    because its host sleeps while it waits for it.
     """
     if any(group.on_device for group in graph.groups):
         return None
@@ -82,8 +81,8 @@ def awake_longer_ms(graph: Graph, removed: Sequence[Array], positions: Sequence[
 
 
 def awake_of_all_ms(graph: Graph, own_ms: float | None) -> float | None:
-    """Lower bound of the ms per step in which the training threads ran or were runnable, of the host work of all ranks, ``own_ms`` per
-    step: off-CPU time that is not recorded waiting is subtracted. None as for late ranks."""
+    """``own_ms``, the host work of all ranks in ms per step, less all off-CPU time that is not recorded as waiting: a lower bound of the
+    host work in which the training threads ran or were runnable. None if ``own_ms`` or the scheduler's times are unknown, or on devices."""
     if own_ms is None or not graph.groups or any(group.on_device for group in graph.groups):
         return None
     awake_ns = _awake_ns(graph, graph.numbers)
@@ -98,7 +97,7 @@ def awake_of_all_ms(graph: Graph, own_ms: float | None) -> float | None:
 
 
 def _awake_ns(graph: Graph, numbers: Ints) -> Array:
-    """[R] ns that the training threads ran or were runnable, median of these steps; NaN where unknown."""
+    """[R] ns that the training threads ran or were runnable, median of these steps; NaN if unknown."""
     found = np.full(len(graph.steps), np.nan)
     for place, of_rank in enumerate(graph.steps):
         if of_rank.cpu is not None:
@@ -109,7 +108,7 @@ def _awake_ns(graph: Graph, numbers: Ints) -> Array:
 
 
 def slower_phase(graph: Graph, positions: Sequence[int]) -> Component | None:
-    """The only phase in which these ranks compute longer; None where others are longer too, or are too short to show it."""
+    """The only phase in which these ranks compute longer; None if other phases are longer too, or are too short to show it."""
     others = [position for position in range(len(graph.ranks)) if position not in positions]
     if not others or not positions:
         return None
@@ -133,16 +132,15 @@ def slower_phase(graph: Graph, positions: Sequence[int]) -> Component | None:
 
 Amount = Callable[[RankSteps], Array | None]
 _AMOUNTS: tuple[Amount, ...] = (lambda steps: steps.samples, lambda steps: steps.elements)
-"""Measures of a rank's amount of work: samples, or elements where samples differ in size."""
+"""Measures of a rank's amount of work: samples, or elements if samples differ in size."""
 
 
 def cause_of_computing_longer(
     cost: Cost, graph: Graph, hit_steps: Ints, throttled: Sequence[int] = ()
 ) -> LateCause:
-    """``uneven`` or ``cpu_starved`` where that explains at least half of the cost, ``throttled`` where one of the ranks is, else
-    ``compute``.
+    """``uneven`` or ``cpu_starved`` if that explains at least half of the cost, ``throttled`` if one of the ranks is, else ``compute``.
 
-    ``hit_steps`` are the numbers of the steps in which the ranks compute longer. ``throttled`` are rank numbers whose GPU
+    ``hit_steps`` are the numbers of the steps in which the ranks compute longer. ``throttled`` are the numbers of ranks whose GPU
     clocks were lowered for more of the run than the median rank's.
     """
     if not cost.ranks:
@@ -150,23 +148,23 @@ def cause_of_computing_longer(
     typical_ms = cost.typical_ms or 0.0
     extra_ms = (cost.own_ms or 0.0) - typical_ms
     for amount in _AMOUNTS:
-        more = _more(graph, cost.ranks, amount)
-        # Time proportional to the amount of work, as part of the excess.
+        more = _relative_amount(graph, cost.ranks, amount)
+        # The excess that is proportional to the additional amount of work.
         explains = extra_ms <= 0 or typical_ms * (more - 1.0) >= _TUNING.explains * extra_ms
         if more > _TUNING.even and explains:
             return LateCause.UNEVEN
     if set(cost.ranks) & set(throttled):
         return LateCause.THROTTLED
-    # The loss in a step in which it happens.
+    # The cost per step in which it occurs.
     each_time_ms = cost.ms_per_step * (cost.steps_seen / cost.steps_hit if cost.steps_hit else 1.0)
     starved = _is_starved(graph, cost.ranks, hit_steps, each_time_ms)
     return LateCause.CPU_STARVED if starved else LateCause.COMPUTE
 
 
-def _more(graph: Graph, ranks: Sequence[int], amount: Amount) -> float:
-    """The amount of work of the late ranks relative to the median of the others; 1.0 where it is unknown."""
+def _relative_amount(graph: Graph, ranks: Sequence[int], amount: Amount) -> float:
+    """The amount of work of the late ranks relative to the median of the others; 1.0 if unknown."""
     means = {
-        rank: _known(values, np.mean)
+        rank: _summary_of_known(values, np.mean)
         for rank, steps in zip(graph.ranks, graph.steps, strict=True)
         if (values := amount(steps)) is not None
     }
@@ -177,43 +175,43 @@ def _more(graph: Graph, ranks: Sequence[int], amount: Amount) -> float:
     return 1.0
 
 
-def _known(values: Array, summary: Callable[[Array], Any]) -> float | None:
+def _summary_of_known(values: Array, summary: Callable[[Array], Any]) -> float | None:
     """``summary`` (mean or median) of the known values; None with too few."""
     known = values[~np.isnan(values)]
     return float(summary(known)) if len(known) >= _TUNING.fewest_known else None
 
 
 def _is_starved(graph: Graph, ranks: Sequence[int], hit_steps: Ints, each_time_ms: float) -> bool:
-    """Whether CPU contention explains the excess: in steps in which they compute longer, the late ranks' training threads waited for a CPU
-    for most of ``each_time_ms``, and that wait exceeds their extra running time. False where it is unknown for these or other ranks."""
+    """Whether CPU contention explains the excess: in ``hit_steps``, the late ranks' training threads waited for a CPU for most of
+    ``each_time_ms``, and longer than their extra running time. False if the scheduler's times are unknown for these or the other ranks."""
     measured = np.unique(graph.numbers)
     seldom = len(hit_steps) < _TUNING.seldom * len(measured)
     in_hit = _scheduled(graph, hit_steps)
-    at_rest = _scheduled(graph, np.setdiff1d(measured, hit_steps)) if seldom else {}
+    in_other_steps = _scheduled(graph, np.setdiff1d(measured, hit_steps)) if seldom else {}
     others = [of_rank for rank, of_rank in in_hit.items() if rank not in ranks]
     own = {rank: of_rank for rank, of_rank in in_hit.items() if rank in ranks}
     if not own or not others:
         return False
-    # On a busy machine, longer computation also means a longer wait. So the others' wait per ms of running is subtracted, or the rank's
-    # own wait in the other steps, where those are most and it is larger.
-    due = float(np.median([delay / ran for delay, ran in others]))
+    # On a busy machine, longer computation also means a longer wait. So the wait that follows from the others' wait per running time is
+    # subtracted, or the rank's own wait in the other steps, if these are the majority and it is larger.
+    usual_rate = float(np.median([delay / ran for delay, ran in others]))
     waited = [
-        delay - max(due * ran, at_rest[rank][0] if rank in at_rest else 0.0)
+        delay - max(usual_rate * ran, in_other_steps[rank][0] if rank in in_other_steps else 0.0)
         for rank, (delay, ran) in own.items()
     ]
-    # A thread that only waits for a CPU runs no longer than the others.
+    # A thread that is late only because it waits for a CPU runs no longer than the others.
     usual_ran = np.median([ran for _, ran in others])
     ran_longer_ns = float(np.mean([ran - usual_ran for _, ran in own.values()]))
     return float(np.mean(waited)) >= max(_TUNING.explains * each_time_ms * 1e6, ran_longer_ns)
 
 
 def _scheduled(graph: Graph, steps: Ints) -> dict[int, tuple[float, float]]:
-    """Rank → for how long its training thread was runnable without a CPU, and ran: medians of these steps, ns, where known."""
+    """Rank → (run delay, running time) of its training thread: medians of these steps, ns. Without ranks for which they are unknown."""
     found: dict[int, tuple[float, float]] = {}
     for rank, of_rank in zip(graph.ranks, graph.steps, strict=True):
         chosen = np.isin(of_rank.steps, steps)
-        delay = _known(of_rank.run_delay[chosen], np.median)
-        ran = None if of_rank.cpu is None else _known(of_rank.cpu[chosen], np.median)
+        delay = _summary_of_known(of_rank.run_delay[chosen], np.median)
+        ran = None if of_rank.cpu is None else _summary_of_known(of_rank.cpu[chosen], np.median)
         if delay is not None and ran:
             found[rank] = delay, ran
     return found
@@ -224,41 +222,47 @@ def confirmed_by_events(
 ) -> dict[str, Any]:
     """The fields ``late_ms``, ``drawn_ms`` (means over the ranks) and ``drawn_as`` of a cost.
 
-    ``drawn`` [cycles, R, C] is the recorded work, ``removed`` [N, K, R] ns per group the excess of these ranks for the cause. {} where
-    they have no excess, or nothing of that kind is recorded.
+    ``drawn`` [cycles, R, C] is the recorded work, ``removed`` [N, K, R] ns per group the excess of these ranks for the cause. {} if they
+    have no excess, or if nothing of that kind is recorded.
     """
-    said = np.concatenate([of_group.sum(axis=1) for of_group in removed])
-    hits = {position: said[:, position] > 0 for position in positions if (said[:, position] > 0).any()}
+    lateness_ns = np.concatenate([of_group.sum(axis=1) for of_group in removed])
+    hits = {
+        position: lateness_ns[:, position] > 0
+        for position in positions
+        if (lateness_ns[:, position] > 0).any()
+    }
     components = LATE_COMPONENTS.get(cause)
     if not hits or components is None or cause == LateCause.UNKNOWN:
         return {}
-    if cause == LateCause.COMPUTE and not np.median(_of(drawn, COMPUTATION), axis=0)[list(hits)].any():
+    if cause == LateCause.COMPUTE and not np.median(_work_of(drawn, COMPUTATION), axis=0)[list(hits)].any():
         return {}
 
     def in_its_steps(values: Array) -> float:
         medians = [np.median(values[hit, position]) for position, hit in hits.items()]
         return float(np.mean(medians)) / 1e6
 
-    late_ms = in_its_steps(said)
-    shown = {
-        kind: in_its_steps(_beyond(drawn, kind)) for kind in LATE_COMPONENTS if kind != LateCause.UNKNOWN
+    late_ms = in_its_steps(lateness_ns)
+    shown_ms = {
+        kind: in_its_steps(_excess(drawn, kind)) for kind in LATE_COMPONENTS if kind != LateCause.UNKNOWN
     }
-    elsewhere = max((kind for kind in shown if kind != cause), key=lambda kind: shown[kind])
-    instead = shown[cause] < _TUNING.shows * late_ms <= shown[elsewhere]
-    return {"late_ms": late_ms, "drawn_ms": shown[cause], "drawn_as": elsewhere if instead else None}
+    elsewhere = max((kind for kind in shown_ms if kind != cause), key=lambda kind: shown_ms[kind])
+    is_named = shown_ms[cause] < _TUNING.shows * late_ms <= shown_ms[elsewhere]
+    return {"late_ms": late_ms, "drawn_ms": shown_ms[cause], "drawn_as": elsewhere if is_named else None}
 
 
-def _of(drawn: Array, components: Components) -> Array:
+def _work_of(drawn: Array, components: Components) -> Array:
     """[cycles, R] ns."""
     whole: Array = drawn[:, :, [INDEX[name] for name in components]].sum(axis=2)
     return whole
 
 
-def _beyond(drawn: Array, cause: LateCause) -> Array:
-    """[cycles, R] ns of a kind of work in excess of the median of the other ranks. For computation, a rank that is slower in its phases
-    is allowed the same slowdown in the gaps between them: up to that, a longer gap counts as computation too."""
-    own = _of(drawn, LATE_COMPONENTS[cause])
+def _excess(drawn: Array, cause: LateCause) -> Array:
+    """[cycles, R] ns excess of a kind of work over the median of the other ranks. If a rank is slower in its phases, the excess in the gaps
+    between them counts as computation up to the same proportion."""
+    own = _work_of(drawn, LATE_COMPONENTS[cause])
     beyond: Array = own - others_median(own)
     if cause != LateCause.COMPUTE:
         return beyond
-    return beyond + longer_alike(_of(drawn, (*BETWEEN_PHASES, Component.HOST)), _of(drawn, PHASES))
+    return beyond + proportional_gap_excess(
+        _work_of(drawn, (*BETWEEN_PHASES, Component.HOST)), _work_of(drawn, PHASES)
+    )

@@ -1,8 +1,8 @@
 """The dependency graph of a run: cycles of work and synchronisations.
 
 In: logs or windows on one clock. Out: a :class:`Graph` of :class:`CycleGroup`, dense arrays over cycles, synchronisations, ranks and
-components of work; every recorded step is in it or has a reason. Ranks are together at the end of a synchronisation, so cycles are
-independent of each other. Logs and windows become the same form, which can be measured and replayed.
+components of work. Every recorded step is in the graph or excluded with a reason. Cycles are independent of each other, because all
+ranks are together at the end of a synchronisation. Graphs from logs and from windows have the same form.
 """
 
 from .cutting import matched_collectives

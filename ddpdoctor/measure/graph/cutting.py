@@ -16,40 +16,40 @@ from ddpdoctor.measure.window import UNKNOWN_STEP, Window, arrivals, step_of_col
 
 from .graph import Sync
 
-_NO_PART = np.iinfo(np.int64).min
-"""The step of a collective in which a rank takes no part."""
+_NOT_A_MEMBER = np.iinfo(np.int64).min
+"""Marks that a rank takes no part in a collective."""
 _FEW_STEPS = 2
-"""With this many marked steps or fewer, no two need be whole and neighbours: then the whole window is the cycle."""
+"""Largest number of marked steps for which the whole window becomes the cycle if no two neighbouring steps are complete."""
 
 
 class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
-    """Matched collectives as arrays [M, R] on the windows' clock, NaN where a rank has no part."""
+    """Matched collectives as arrays [M, R], in ns on the windows' clock; NaN if the rank takes no part."""
 
     windows: Sequence[Window]
     rows: Ints
-    """Row in the collectives of each window; -1 without part."""
+    """Row in the collectives of each window; -1 if the rank takes no part."""
     arrival: Array
     end: Array
     ready: Array
-    """When each part could have started if the previous collectives had been over."""
+    """When the rank's part could have started if the previous collectives had been over."""
     last_arrival: Array
     """[M]"""
     step: Ints
-    """[M] step in which the hosts launched it, by majority."""
+    """[M] step in which most hosts launched it."""
 
     @cached_property
     def member(self) -> Mask:
-        """[M, R] which ranks take part."""
+        """[M, R] whether the rank takes part."""
         return self.rows >= 0
 
     @cached_property
     def syncs(self) -> Sequence[Sync]:
         """[M] the synchronisation of each collective; equal ones share one object."""
-        _, first, alike = np.unique(
+        _, first, member_set = np.unique(
             np.packbits(self.member, axis=1), axis=0, return_index=True, return_inverse=True
         )
         members = [tuple(np.flatnonzero(self.member[m]).tolist()) for m in first]
-        alike, known = alike.reshape(-1), dict[Sync, Sync]()
+        member_set, known = member_set.reshape(-1), dict[Sync, Sync]()
         syncs = np.empty(len(self.rows), object)
         for window, chosen, rows in self._by_first_member():
             comms = window.collectives
@@ -59,7 +59,7 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
                 sync = Sync(
                     kind=comms.kind[row],
                     name=comms.operation[row],
-                    members=members[alike[m]],
+                    members=members[member_set[m]],
                     micro=micro,
                     group=comms.group[row],
                     size=max(0, int(comms.group_size[row])),
@@ -70,7 +70,7 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def message_bytes(self) -> Array:
-        """[M] bytes that a rank contributes; NaN where unknown."""
+        """[M] bytes that a rank contributes; NaN if unknown."""
         sizes = np.full(len(self.rows), np.nan)
         for window, chosen, rows in self._by_first_member():
             sizes[chosen] = window.collectives.bytes[rows]
@@ -78,11 +78,12 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def reduces_gradients(self) -> Mask:
-        """[M]"""
+        """[M] whether the collective reduces gradients."""
         return np.array([sync.kind == SyncKind.GRADIENTS for sync in self.syncs], bool)
 
     def _by_first_member(self) -> Iterator[tuple[Window, Ints, Ints]]:
-        """(Window, the collectives whose first member it is, their rows). All members agree on what is read from it."""
+        """Each window with the collectives of which its rank is the first member, and their rows in the window. Properties that all members
+        share are read there."""
         first = self.member.argmax(axis=1)
         for r, window in enumerate(self.windows):
             chosen = np.flatnonzero(first == r)
@@ -91,25 +92,25 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
 
 
 def matched_collectives(windows: Sequence[Window], rows: Ints) -> MatchedCollectives:
-    """The arrays of the collectives that were matched in these ``rows`` [M, R]."""
+    """Return the arrays of the collectives that were matched in these ``rows`` [M, R]."""
     arrival, end, ready = np.full((3, *rows.shape), np.nan)
     for r, window in enumerate(windows):
         has = rows[:, r] >= 0
         own = rows[has, r]
         arrives, queued = arrivals(window)
         arrival[has, r] = arrives[own]
-        # Only a queued one is known to have been ready earlier.
+        # Only a queued collective is known to have been ready before it started.
         ready[has, r] = np.where(queued, window.collectives.ready, arrives)[own]
         end[has, r] = window.collectives.end[own]
     if any(len(window.collectives.computed) for window in windows):
-        ready = _ready_after_as_many_kernels(windows, arrival, ready)
+        ready = _ready_by_kernel_count(windows, arrival, ready)
     last_arrival = np.nanmax(arrival, axis=1)
     return MatchedCollectives(windows, rows, arrival, end, ready, last_arrival, _steps(windows, rows))
 
 
-def _ready_after_as_many_kernels(windows: Sequence[Window], arrival: Array, ready: Array) -> Array:
-    """``ready`` [M, R] of windows without launches, where a part that was queued was ready after as many kernels since the collective
-    before as on a rank whose part was not queued: all ranks compute the same in the same order."""
+def _ready_by_kernel_count(windows: Sequence[Window], arrival: Array, ready: Array) -> Array:
+    """``ready`` [M, R] corrected in windows without launches. A queued part was ready after as many kernels since the previous collective
+    as on a rank whose part was not queued, because all ranks execute the same kernels in the same order."""
     ends = [window.collectives.computed for window in windows]
     known = np.array([len(of_rank) > 0 for of_rank in ends]) & ~np.isnan(arrival)
     done = np.stack([of_rank.searchsorted(ready[:, r], "right") for r, of_rank in enumerate(ends)], axis=1)
@@ -130,23 +131,23 @@ def _ready_after_as_many_kernels(windows: Sequence[Window], arrival: Array, read
 
 
 def _steps(windows: Sequence[Window], rows: Ints) -> Ints:
-    """[M] step by majority, in the numbering of most ranks: profilers may have started to count in different steps."""
-    by_rank = np.full(rows.shape, _NO_PART)
+    """[M] step in which most members launched it, in the numbering of most ranks: profilers may start to count in different steps."""
+    by_rank = np.full(rows.shape, _NOT_A_MEMBER)
     for r, window in enumerate(windows):
         has = rows[:, r] >= 0
         by_rank[has, r] = step_of_collectives(window)[rows[has, r]]
-    known = (by_rank != _NO_PART) & (by_rank != UNKNOWN_STEP)
+    known = (by_rank != _NOT_A_MEMBER) & (by_rank != UNKNOWN_STEP)
     reference = int(known.sum(axis=0).argmax())
-    ahead, steps = [0] * len(windows), np.full(len(rows), UNKNOWN_STEP)
-    # Those first that share most with one rank: others may share collectives only with them.
+    offsets, steps = [0] * len(windows), np.full(len(rows), UNKNOWN_STEP)
+    # Ranks that share most collectives with the reference rank come first: others may share collectives only with them.
     for r in np.argsort(-(known & known[:, [reference]]).sum(axis=0), kind="stable").tolist():
         both = known[:, r] & (steps != UNKNOWN_STEP)
-        ahead[r] = int(np.median((by_rank[:, r] - steps)[both])) if both.any() else 0
-        steps = np.where(known[:, r] & ~both, by_rank[:, r] - ahead[r], steps)
-    usual = max(ahead, key=ahead.count)
-    by_rank = np.where(known, by_rank - (np.array(ahead, np.int64) - usual), by_rank)
+        offsets[r] = int(np.median((by_rank[:, r] - steps)[both])) if both.any() else 0
+        steps = np.where(known[:, r] & ~both, by_rank[:, r] - offsets[r], steps)
+    usual_offset = max(offsets, key=offsets.count)
+    by_rank = np.where(known, by_rank - (np.array(offsets, np.int64) - usual_offset), by_rank)
     # The most frequent of the known steps of the members.
-    votes = np.where(known.any(axis=1)[:, None], known, by_rank != _NO_PART)
+    votes = np.where(known.any(axis=1)[:, None], known, by_rank != _NOT_A_MEMBER)
     most = np.iinfo(np.int64).max
     agreed: Ints = np.where(votes, by_rank, most).min(axis=1, initial=most)
     for m in np.flatnonzero(((by_rank != agreed[:, None]) & votes).any(axis=1)):
@@ -156,32 +157,32 @@ def _steps(windows: Sequence[Window], rows: Ints) -> Ints:
 
 
 class Cycle(msgspec.Struct, frozen=True):
-    """One cycle: its collectives, and those after which it begins."""
+    """The collectives of one cycle, and those at whose end it begins."""
 
     step: int
     after: Ints | None
-    """[R] the collective at whose end each rank's cycle begins; None: the cycle begins with the window."""
+    """[R] the collective at whose end the rank's cycle begins; None if the cycle begins with the window."""
     body: Sequence[int]
-    """In order of their last arrivals, or of the usual last arrivals in cycles with the same collectives."""
+    """Its collectives, ordered by last arrival; on devices, by median last arrival over the cycles with the same collectives."""
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """The window's cycles, by their sequence of synchronisations."""
+    """The cycles of a window, by their sequence of synchronisations."""
 
     cycles: dict[tuple[Sync, ...], list[Cycle]]
     whole_window: bool = False
-    """The one cycle begins with the earliest event of any rank."""
+    """Whether the window is a single cycle that begins with the earliest event of any rank."""
 
 
 def _by_sequence(matched: MatchedCollectives, cycles: Sequence[Cycle]) -> dict[tuple[Sync, ...], list[Cycle]]:
     """The cycles by their sequence of synchronisations.
 
-    On devices collectives of several groups run concurrently, and their order varies by chance from cycle to cycle. Cycles of the same
-    collectives get one order, by the usual last arrival, so that they can be compared; a cycle for which that order is impossible keeps
-    its own.
+    On devices, collectives of several groups run concurrently, and their order varies randomly between cycles. Cycles with the same
+    collectives get the same order, by median last arrival, so that they can be compared. A cycle in which this order is impossible
+    keeps its own.
     """
-    alike: dict[frozenset[tuple[Sync, int]], list[tuple[Cycle, dict[tuple[Sync, int], int]]]] = defaultdict(
-        list
+    by_content: dict[frozenset[tuple[Sync, int]], list[tuple[Cycle, dict[tuple[Sync, int], int]]]] = (
+        defaultdict(list)
     )
     for cycle in cycles:
         seen: Counter[Sync] = Counter()
@@ -190,27 +191,29 @@ def _by_sequence(matched: MatchedCollectives, cycles: Sequence[Cycle]) -> dict[t
             sync = matched.syncs[m]
             seen[sync] += 1
             place[sync, seen[sync]] = m
-        alike[frozenset(place)].append((cycle, place))
+        by_content[frozenset(place)].append((cycle, place))
     on_device = all(window.on_device for window in matched.windows)
     sequences: dict[tuple[Sync, ...], list[Cycle]] = defaultdict(list)
-    for same in alike.values():
-        names = list(same[0][1])
-        bodies = np.array([[place[name] for name in names] for _, place in same])
-        since = matched.last_arrival[bodies]
-        usual = np.argsort(np.median(since - since.min(axis=1, keepdims=True), axis=0), kind="stable")
-        for (cycle, _), body in zip(same, bodies[:, usual], strict=True):
+    for comparable in by_content.values():
+        names = list(comparable[0][1])
+        bodies = np.array([[place[name] for name in names] for _, place in comparable])
+        arrived = matched.last_arrival[bodies]
+        usual = np.argsort(np.median(arrived - arrived.min(axis=1, keepdims=True), axis=0), kind="stable")
+        for (cycle, _), body in zip(comparable, bodies[:, usual], strict=True):
             arrival = np.where(np.isnan(matched.arrival[body]), -np.inf, matched.arrival[body])
-            # No rank left one of these collectives before it arrived at one that is placed earlier.
+            # The order is possible if no rank left a collective before it arrived at one that precedes it in this order.
             possible = (
                 matched.end[body][1:] > np.maximum.accumulate(arrival, axis=0)[:-1]
             ) | ~matched.member[body][1:]
-            own = body.tolist() if on_device and possible.all() else cycle.body
-            sequences[tuple(matched.syncs[m] for m in own)].append(Cycle(cycle.step, cycle.after, own))
+            ordered = body.tolist() if on_device and possible.all() else cycle.body
+            sequences[tuple(matched.syncs[m] for m in ordered)].append(
+                Cycle(cycle.step, cycle.after, ordered)
+            )
     return dict(sequences)
 
 
 def cut_into_cycles(matched: MatchedCollectives) -> Cut:
-    """Cycles from the end of one step's last collective of all ranks to the end of the next step's."""
+    """Cut the window into cycles, each from the end of a step's last collective of all ranks to the end of the next step's."""
     order = np.argsort(matched.last_arrival, kind="stable")
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
@@ -218,56 +221,56 @@ def cut_into_cycles(matched: MatchedCollectives) -> Cut:
     numbers, begins = np.unique(matched.step[by_step], return_index=True)
     of_steps = dict(zip(numbers.tolist(), np.split(by_step, begins[1:]), strict=True))
     steps = [step for step in of_steps if step != UNKNOWN_STEP]
-    lasts = {step: _lasts(matched, of_steps[step]) for step in steps}
+    last_collectives = {step: _last_collectives(matched, of_steps[step]) for step in steps}
     cycles = []
     for before, step in pairwise(steps):
-        after, last = lasts[before], lasts[step]
+        after, last = last_collectives[before], last_collectives[step]
         if after is not None and last is not None and step == before + 1:
-            # The collectives after each member's one in ``after`` and up to its one in ``last``.
+            # The collectives that for each of their members come after its collective in ``after``, up to its collective in ``last``.
             low, high = place[after], place[last]
-            near = order[low.min() : high.max() + 1]
-            at = place[near][:, None]
-            body = near[((low < at) & (at <= high) | ~matched.member[near]).all(axis=1)].tolist()
-            # Where the step is wrong on a rank, its last collective of one step may come after that of the next, with nothing between.
+            candidates = order[low.min() : high.max() + 1]
+            at = place[candidates][:, None]
+            body = candidates[((low < at) & (at <= high) | ~matched.member[candidates]).all(axis=1)].tolist()
+            # If a rank's step number is wrong, its last collective of a step may come after that of the next step, with none between.
             if matched.member[body].any(axis=0).all():
                 cycles.append(Cycle(step, after, body))
     if cycles:
         return Cut(_by_sequence(matched, cycles))
     if len(steps) > _FEW_STEPS:
-        # Steps were marked, but no two neighbours matched: their length is known, but not which rank waited for which.
+        # Steps were marked, but no two neighbours were matched: their lengths are known, but not which rank waited for which.
         return Cut({})
     return _whole_window(matched, [int(m) for m in order], steps)
 
 
-def _lasts(matched: MatchedCollectives, of_step: Ints) -> Ints | None:
-    """[R] where each rank's cycle ends: its last reduction of gradients in the step, else its last collective.
+def _last_collectives(matched: MatchedCollectives, of_step: Ints) -> Ints | None:
+    """[R] the collective at which each rank's cycle ends: its last reduction of gradients in the step, else its last collective.
 
-    Where all ranks reduce together this is one collective; with tensor parallelism each group has its own. None where a rank has no
+    If all ranks reduce together, this is one collective; with tensor parallelism each group has its own. None if a rank has no
     collective in the step.
     """
     for candidates in (of_step[matched.reduces_gradients[of_step]], of_step):
         member = matched.member[candidates]
         if member.any(axis=0).all():
-            lasts: Ints = candidates[len(candidates) - 1 - member[::-1].argmax(axis=0)]
-            return lasts
+            last: Ints = candidates[len(candidates) - 1 - member[::-1].argmax(axis=0)]
+            return last
     return None
 
 
 def _whole_window(matched: MatchedCollectives, order: Sequence[int], steps: Sequence[int]) -> Cut:
-    """One step, or no steps marked: the window is the cycle, from the earliest event of any rank to the last collective of all. Work
-    that hosts ahead of their devices had launched before the one step is not part of it: the cycle then begins at the last collective
-    of all ranks before it."""
-    whole = set(np.flatnonzero(matched.member.all(axis=1)).tolist())
-    full = [m for m in order if m in whole]
+    """One cycle for a window with few or no marked steps: from the earliest event of any rank to the last collective of all ranks. Work
+    that hosts had launched before the first marked step is excluded: the cycle then begins at the last collective of all ranks before
+    that step."""
+    of_all_ranks = set(np.flatnonzero(matched.member.all(axis=1)).tolist())
+    full = [m for m in order if m in of_all_ranks]
     if not full:
         return Cut({})
     body = [m for m in order if matched.last_arrival[m] <= matched.last_arrival[full[-1]]]
     if steps:
         own = next((place for place, m in enumerate(body) if matched.step[m] != UNKNOWN_STEP), len(body))
-        earlier = [m for m in body[:own] if m in whole]
+        earlier = [m for m in body[:own] if m in of_all_ranks]
         if earlier and own < len(body):
-            since = body[body.index(earlier[-1]) + 1 :]
-            cycle = Cycle(steps[0], np.full(len(matched.windows), earlier[-1]), since)
-            return Cut({tuple(matched.syncs[m] for m in since): [cycle]})
+            in_step = body[body.index(earlier[-1]) + 1 :]
+            cycle = Cycle(steps[0], np.full(len(matched.windows), earlier[-1]), in_step)
+            return Cut({tuple(matched.syncs[m] for m in in_step): [cycle]})
     cycle = Cycle(steps[0] if steps else 0, None, body)
     return Cut({tuple(matched.syncs[m] for m in body): [cycle]}, whole_window=True)

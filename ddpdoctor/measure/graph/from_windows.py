@@ -1,14 +1,12 @@
-"""Profiler windows of all ranks → the dependency graph of the window.
+"""Build the dependency graph of the window from the profiler windows of all ranks.
 
-On a device the chain of communication kernels is followed: a rank's segment runs from the end of its previous collective to the start
-of its own part in the next. What its device (or, for a job on CPUs, its training thread) did in that time is the work of the segment. A
+On a device, segments follow the communication kernels: a rank's segment lasts from the end of its previous collective to the start
+of its part in the next. The work of the segment is what its device (in a job on CPUs: its training thread) did in that time. A
 bucket that is reduced during the backward pass therefore costs only the time for which the communication stream was idle.
 
-Windows without step marks: an optimizer that works on whole lists of tensors is recognised by its kernels.
-
-What those kernels do between two reductions of gradients is one update of the parameters, with the clipping before it and the zeroing
-after it; a step lasts from the end of one update to the end of the next. Updates have the same number on all ranks, by the matched
-collective after which each comes, independently of where the windows begin.
+In windows without step marks, optimizers that work on whole lists of tensors are recognized by their kernels. All such kernels between
+two reductions of gradients, including gradient clipping and zeroing, are one update of the parameters. A step lasts from the end of one
+update to the end of the next. The matched collective before an update gives it the same number on all ranks, wherever the windows begin.
 """
 
 from __future__ import annotations
@@ -35,37 +33,38 @@ Marks = Sequence[tuple[int, int, int]]
 
 
 class _Tuning(msgspec.Struct, frozen=True):
-    shortest: float = 0.3
-    """Share of the usual distance between updates: what comes sooner is part of the same update, such as a norm that is reduced before
-    it."""
-    whole: float = 0.9
-    """Share of the usual step that a window must show before its first update for that step to count as whole."""
+    shortest_interval: float = 0.3
+    """Share of the usual interval between updates. Kernels after a shorter interval are part of the same update, such as a norm that is
+    reduced before it."""
+    complete_step: float = 0.9
+    """Share of the usual step that the window must contain before its first update, for that step to count as complete."""
 
 
 _TUNING = _Tuning()
 
 
 def with_steps_of_updates(windows: Sequence[Window], rows: Ints) -> Sequence[Window]:
-    """The windows with steps by updates, where no rank's trace marks steps; ``rows`` [M, R] are the matched collectives."""
+    """Return the windows with steps derived from updates; unchanged if a rank's trace marks steps, or shows no device or no updates.
+    ``rows`` [M, R]: the matched collectives."""
     if any(window.steps or not window.on_device for window in windows):
         return windows
     found = [_updates(window, rows[:, r]) for r, window in enumerate(windows)]
-    if not all(len(behind) for behind, _ in found):
+    if not all(len(preceding) for preceding, _ in found):
         return windows
-    # Matched collectives after which at least half of the ranks have an update.
-    places, counts = np.unique(np.concatenate([behind for behind, _ in found]), return_counts=True)
-    behind = places[2 * counts >= len(found)]
-    if len(behind) < 2:
+    # The matched collectives after which at least half of the ranks have an update.
+    places, counts = np.unique(np.concatenate([preceding for preceding, _ in found]), return_counts=True)
+    preceding = places[2 * counts >= len(found)]
+    if len(preceding) < 2:
         return windows
     return [
-        replace(window, steps=_steps(window, behind, *own))
+        replace(window, steps=_steps(window, preceding, *own))
         for window, own in zip(windows, found, strict=True)
     ]
 
 
 def _updates(window: Window, matched: Ints) -> tuple[Ints, Ints]:
-    """([U] the matched collective after which each update comes, [U] when its last kernel ended; where launches were recorded, when
-    that was launched)."""
+    """([U] the matched collective before each update, [U] when the last kernel of the update was launched, or when it ended if its launch
+    was not recorded)."""
     trace = window.trace
     kernels = np.flatnonzero(trace.category_mask("kernel") & trace.name_mask(classify.is_optimizer_kernel))
     known = np.flatnonzero(matched >= 0)
@@ -73,25 +72,25 @@ def _updates(window: Window, matched: Ints) -> tuple[Ints, Ints]:
     if not len(kernels) or not len(known):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     kernels = kernels[np.argsort(trace.start_ns[kernels], kind="stable")]
-    # By their starts: the order of a collective's end and the kernel that waits for it is uncertain by microseconds.
+    # By start times: the order of a collective's end and the kernel that waits for it is uncertain by microseconds.
     begins = window.collectives.start[matched[known]]
     order = np.argsort(begins, kind="stable")
     start = trace.start_ns[kernels] + window.shifted_ns
     before = np.searchsorted(begins[order], start, side="right") - 1
-    lasts = np.flatnonzero((before >= 0) & np.append(before[1:] != before[:-1], True))
-    calls = launches(trace, kernels[lasts])
-    over = np.where(calls >= 0, trace.end_ns[calls], trace.end_ns[kernels[lasts]]) + window.shifted_ns
-    # Without the updates that are too close to the next one to be a step.
+    last_kernels = np.flatnonzero((before >= 0) & np.append(before[1:] != before[:-1], True))
+    calls = launches(trace, kernels[last_kernels])
+    over = np.where(calls >= 0, trace.end_ns[calls], trace.end_ns[kernels[last_kernels]]) + window.shifted_ns
+    # Drop updates that are too close to the next one.
     distance = np.diff(over)
     usual = np.median(distance[distance >= np.median(distance)]) if len(distance) else 0.0
-    kept = np.append(distance >= _TUNING.shortest * usual, np.full(min(len(over), 1), True))
-    return known[order][before[lasts]][kept], over[kept]
+    kept = np.append(distance >= _TUNING.shortest_interval * usual, np.full(min(len(over), 1), True))
+    return known[order][before[last_kernels]][kept], over[kept]
 
 
-def _steps(window: Window, agreed: Ints, behind: Ints, over: Ints) -> Marks:
-    """One rank's steps, numbered by the updates that the ranks agree on."""
-    place = np.searchsorted(agreed, behind)
-    same = (place < len(agreed)) & (agreed[np.minimum(place, len(agreed) - 1)] == behind)
+def _steps(window: Window, agreed: Ints, preceding: Ints, over: Ints) -> Marks:
+    """One rank's steps, numbered by the updates that most ranks have in common."""
+    place = np.searchsorted(agreed, preceding)
+    same = (place < len(agreed)) & (agreed[np.minimum(place, len(agreed) - 1)] == preceding)
     updates = list(zip(place[same].tolist(), over[same].tolist(), strict=True))
     steps = [
         (number, start, end) for (before, start), (number, end) in pairwise(updates) if number == before + 1
@@ -100,7 +99,7 @@ def _steps(window: Window, agreed: Ints, behind: Ints, over: Ints) -> Marks:
         return []
     first, until = updates[0]
     usual = float(np.median([end - start for _, start, end in steps]))
-    if until - window.span[0] >= _TUNING.whole * usual:
+    if until - window.span[0] >= _TUNING.complete_step * usual:
         steps.insert(0, (first, window.span[0], until))
     return steps
 
@@ -109,37 +108,36 @@ _IDLE = [INDEX[component] for component in HOST_IDLE]
 
 
 def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
-    """Align, match and build; one window per rank, ordered by rank.
+    """Align the windows (one per rank, ordered by rank), match their collectives and build the graph.
 
-    Also returns the windows on the common clock, with two components that need all windows: unmatched communication and unrecorded
-    time.
+    Also returns the windows on the common clock, with two more components: unmatched communication, and time before the rank's window.
     """
     aligned, matched = align_and_match(windows)
     origin = min((window.span[0] for window in aligned), default=0)
-    # From here to the end, times count from the first event of any rank.
-    own = []
-    for window in _alike(aligned):
-        # Exposed communication as a component, for where that is not matched: the parts between collectives, or all of it.
+    # From here on, times count from the first event of any rank.
+    shifted = []
+    for window in _with_comparable_optimizer(aligned):
+        # Exposed communication becomes a component, for collectives that are not matched.
         exposed = subtract(union(window.collectives.start, window.collectives.end), window.compute)
         unmatched = subtract(exposed, union_of(EMPTY, *window.sets.values()))
-        own.append(window.with_set(Component.UNMATCHED, unmatched).shifted(-origin))
+        shifted.append(window.with_set(Component.UNMATCHED, unmatched).shifted(-origin))
     usable = len(matched.rows) > 0 and matched.refused is None
-    own = list(with_steps_of_updates(own, matched.rows)) if usable else own
-    table = matched_collectives(own, matched.rows)
+    shifted = list(with_steps_of_updates(shifted, matched.rows)) if usable else shifted
+    table = matched_collectives(shifted, matched.rows)
     cut = cut_into_cycles(table) if usable else Cut({})
-    seen = own
+    final = shifted
     if cut.whole_window:
-        # Nothing is known of a rank before its first event.
-        seen = [window.with_set(Component.UNSEEN, union([0], [window.span[0]])) for window in own]
-    # The cycles between matched collectives, with the work hidden in waits for other ranks.
-    timelines = [compute_timeline(window) for window in seen] if cut.cycles else []
-    groups = [cycle_group(syncs, cycles, table, seen, timelines) for syncs, cycles in cut.cycles.items()]
-    groups = [of.with_standalone(LateCause.DATA, standalone_data_of_windows(of, seen)) for of in groups]
-    if groups and all(window.on_device for window in seen):
-        times_ns = np.array([issue_time_ns(window) for window in seen])
+        # A rank's work before its first event is unknown.
+        final = [window.with_set(Component.UNSEEN, union([0], [window.span[0]])) for window in shifted]
+    # Cycles between matched collectives, with the work that is hidden in waits for other ranks.
+    timelines = [compute_timeline(window) for window in final] if cut.cycles else []
+    groups = [cycle_group(syncs, cycles, table, final, timelines) for syncs, cycles in cut.cycles.items()]
+    groups = [of.with_standalone(LateCause.DATA, standalone_data_of_windows(of, final)) for of in groups]
+    if groups and all(window.on_device for window in final):
+        times_ns = np.array([issue_time_ns(window) for window in final])
         groups = [with_issue_times(group, times_ns) for group in groups]
-    groups = groups or _unmatched_cycles(seen)
-    steps = [_rank_steps(window) for window in seen]
+    groups = groups or _unmatched_cycles(final)
+    steps = [_rank_steps(window) for window in final]
     numbers = recorded_steps(steps)
 
     def reason(number: int) -> str:
@@ -147,7 +145,7 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
 
     graph = Graph(
         source="trace",
-        ranks=tuple(window.rank for window in seen),
+        ranks=tuple(window.rank for window in final),
         groups=groups,
         steps=steps,
         set_aside=excluded_steps(steps, groups, reason),
@@ -157,12 +155,12 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
         clock_error_ns=matched.error_ns,
         coverage=matched.coverage if usable else None,
     )
-    return graph, [window.shifted(origin) for window in seen]
+    return graph, [window.shifted(origin) for window in final]
 
 
-def _alike(windows: Sequence[Window]) -> Sequence[Window]:
-    """The windows; the optimizer's work is counted as other computation in all of them where some lack launches, and so cannot separate
-    it."""
+def _with_comparable_optimizer(windows: Sequence[Window]) -> Sequence[Window]:
+    """The windows. If some of them lack launches, which are needed to recognize the optimizer's work, it counts as other computation in
+    all of them."""
     recorded = [bool(window.collectives.launch_known.any()) for window in windows if len(window.collectives)]
     if all(recorded) or not any(recorded):
         return windows
@@ -177,8 +175,8 @@ def _alike(windows: Sequence[Window]) -> Sequence[Window]:
 
 
 def _unmatched_cycles(windows: Sequence[Window]) -> list[CycleGroup]:
-    """Cycles without matched collectives: each rank separately, from step mark to step mark."""
-    # The window itself where no step is marked.
+    """Cycles of windows without matched collectives: the steps of each rank by its own marks."""
+    # Without step marks, the window is the step.
     marked = [window.steps or [(0, *window.span)] for window in windows]
     bounds = [[(number, start, end) for number, start, end in of_rank if end > start] for of_rank in marked]
     fewest = min((len(of_rank) for of_rank in bounds), default=0)
@@ -199,15 +197,17 @@ def _unmatched_cycles(windows: Sequence[Window]) -> list[CycleGroup]:
             end=end,
             work=work,
             message_bytes=np.full((fewest, 1), np.nan),
-            idle_after={kind: _as_usual_at_first(of_kind, device_idle) for kind, of_kind in idle.items()},
+            idle_after={
+                kind: _with_usual_first_cycle(of_kind, device_idle) for kind, of_kind in idle.items()
+            },
         )
     ]
 
 
-def _as_usual_at_first(idle: Array, most: Array) -> Array:
-    """``idle`` [N, K, R] with the first cycle's no less than usual, up to ``most`` [K, R].
+def _with_usual_first_cycle(idle: Array, most: Array) -> Array:
+    """``idle`` [N, K, R] with the first cycle raised to the median of the others, at most to ``most`` [K, R].
 
-    How long the hosts waited just before the window is unknown: they are assumed to have waited as in its steps.
+    How long the hosts waited just before the window is unknown. They are assumed to have waited as long as in later steps.
     """
     usual = np.median(idle[1:], axis=0) if len(idle) > 1 else idle[0]
     first = np.maximum(idle[0], np.minimum(usual, most))

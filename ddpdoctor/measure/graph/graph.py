@@ -1,22 +1,20 @@
-"""The dependency graph of a run: cycles of work and synchronisation, in a form that can be measured, attributed and replayed.
+"""The dependency graph of a run: cycles of work and synchronisation, to be measured, attributed and replayed.
 
-A *cycle* is a step seen from the synchronisation points: from the end of the last one in step *i - 1* to the end of the last one in
-step *i*. All ranks are together at both ends, so cycles are independent of each other, and their mean length is the mean step time.
-Inside, each rank works in *segments*, from its own end of one synchronisation to its own arrival at the next:
+A *cycle* lasts from the end of the last synchronisation of step *i - 1* to the end of the last one of step *i*. All ranks are together
+at both ends, so cycles are independent of each other, and their mean length is the mean step time. In a cycle each rank works in
+*segments*, from its own end of one synchronisation to its own arrival at the next:
 
     begin -> work -> arrival | wait | transfer | own end -> work -> arrival ...
 
-Cycles with the same sequence of synchronisations are kept in one :class:`CycleGroup` of dense arrays with axes N (cycles), K
-(synchronisations), R (ranks) and C (components of work). Times are float64 ns on the run's common clock; NaN where a rank takes no
-part.
+Cycles with the same sequence of synchronisations are in one :class:`CycleGroup` of dense arrays with axes N (cycles), K
+(synchronisations), R (ranks) and C (components of work). Times are float64 ns on the run's common clock; NaN if a rank takes no part.
 
-Ranks are compared by corresponding segments. Segments that end at synchronisations of different ranks can be the same part of a step:
-where hosts reduce among their own ranks first, each rank is in one of several groups that do the same at the same place. The first
-segment before a reduction within a host then corresponds to the first one of each other host. Segments correspond if they end at a
-synchronisation of the same kind, of as many ranks and of the same backward pass, and have the same place among those in the rank's own
-cycle.
+Ranks are compared by corresponding segments. Segments that end at synchronisations of different process groups can be the same part of
+a step. For example, if each host reduces among its own ranks first, the segments before these reductions correspond. Two segments
+correspond if they end at synchronisations of the same kind, with as many ranks, in the same backward pass, and if each is the n-th such
+segment of its rank.
 
-Every step that was recorded is measured, or has a reason why not.
+Every recorded step is measured, or excluded with a reason.
 """
 
 from __future__ import annotations
@@ -36,12 +34,12 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import INDEX, STANDALONE, Component, LateCause
 
 READY_BATCH_SHARE = 0.02
-"""Share of a step up to which taking a batch means that it was ready: its tensors come through shared memory and a queue in tenths of a
-millisecond. This is not a wait for data, but part of the host's time to launch the step."""
-_TRACE = 1e-3
-"""ns, and share of the largest idle time: a remainder that avoids division by zero where no rank shows the other idle."""
-_DEFAULT: Array = np.empty(0)
-"""What a field of a group has before its default is known."""
+"""Share of a step up to which the time to fetch a batch means that it was ready: its tensors come through shared memory and a queue in
+tenths of a millisecond. This is part of the host's time to launch the step, not a wait for data."""
+_REMAINDER = 1e-3
+"""ns, and share of the largest idle time: a small remainder that avoids division by zero."""
+_UNSET: Array = np.empty(0)
+"""Placeholder of a field of :class:`CycleGroup` until its default value is computed."""
 
 
 class Sync(msgspec.Struct, frozen=True):
@@ -56,11 +54,11 @@ class Sync(msgspec.Struct, frozen=True):
     """Number of the backward pass within the step, for gradients."""
     group: str = ""
     root: int | None = None
-    """Position of the root of a broadcast, for which all others wait; None where all wait for all."""
+    """Position of the root of a broadcast, for which all others wait; None if all wait for all."""
     size: int = 0
-    """Ranks in its process group, recorded or not; 0 where unknown."""
+    """Ranks in its process group, recorded or not; 0 if unknown."""
     update: int = 0
-    """Number of optimizer steps before it in the step: a GAN has two, which train one model after the other."""
+    """Number of optimizer steps before it in the step. A GAN has two per step, one for each model."""
 
 
 class CycleGroup(msgspec.Struct, frozen=True, dict=True):
@@ -70,56 +68,55 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     steps: Ints
     """[N] step number."""
     begin: Array
-    """[N, R] own end of the previous cycle's last synchronisation."""
+    """[N, R] the rank's own end of the previous cycle's last synchronisation."""
     arrival: Array
     """[N, K, R]"""
     end: Array
-    """[N, K, R] own end."""
+    """[N, K, R] the rank's own end."""
     work: Array
-    """[N, K, R, C] ns of each component in the segment before the arrival. The components of a segment add up
-    to its length."""
+    """[N, K, R, C] ns of each component in the segment before the arrival. The components of a segment add up to its length."""
     message_bytes: Array
-    """[N, K] bytes that a rank contributes; NaN where unknown."""
+    """[N, K] bytes that a rank contributes; NaN if unknown."""
     recorded: Array | None = None
     """[N, R, C] ns of each component in the cycle by the marks of the step logs alone, before ``work`` is refined; None for a window."""
     hidden: Array | None = None
-    """[N, K, R, C] ns of each component that runs concurrently with the synchronisation, between own arrival and own end; None where
-    none can. A rank that waits in a reduction while its backward pass continues computes as much as the late one, so both counts belong
-    together."""
-    hidden_after_ready: Array = _DEFAULT
-    """[N, K, R, C] ns of ``hidden`` after the rank was ready for its last synchronisation. Ranks that wait there do much of the next
-    cycle's work meanwhile, and the late one does it afterwards: on all ranks it belongs to the next cycle."""
-    carried_in: Array = _DEFAULT
-    """[N, R, C] ns of the cycle's work that the rank did before the cycle in that way."""
-    concurrent_compute: Array = _DEFAULT
-    """[N, K, R] ns of computation between own arrival and own end: work that remains if the synchronisation is removed."""
-    concurrent_compute_in_wait: Array = _DEFAULT
-    """[N, K, R] ns of it while the rank waits for the last one to arrive."""
+    """[N, K, R, C] ns of each component between own arrival and own end, concurrently with the synchronisation; None if nothing can
+    overlap. A rank that waits in a reduction while its backward pass continues computes as much as the late rank, so its work is the sum
+    of ``work`` and ``hidden``."""
+    hidden_after_ready: Array = _UNSET
+    """[N, K, R, C] ns of ``hidden`` after the rank was ready for its last synchronisation. While ranks wait there they do part of the next
+    cycle's work, which the late rank does afterwards. On all ranks it counts in the next cycle."""
+    carried_in: Array = _UNSET
+    """[N, R, C] ns of the cycle's work that the rank did before the cycle began (``hidden_after_ready`` of the previous cycle)."""
+    concurrent_compute: Array = _UNSET
+    """[N, K, R] ns of computation between own arrival and own end, which remains if the synchronisation is removed."""
+    concurrent_compute_in_wait: Array = _UNSET
+    """[N, K, R] ns of ``concurrent_compute`` while the rank waits for the last one to arrive."""
     exposed: Array | None = None
-    """[N, K] ns of the transfer that a faster link would save: the minimum over the members of the time in which that member does not
-    compute. None where nothing overlaps with a transfer."""
+    """[N, K] ns of the transfer that a faster link would save: the minimum over the members of the time in which the member does not
+    compute. None if nothing overlaps with a transfer."""
     standalone_ns: dict[str, Array] = msgspec.field(default_factory=dict)
-    """[N, R] ns, by the kinds of :data:`STANDALONE`, that each rank would take if it waited for no other rank. More than measured where
-    its loader's workers prepare batches, or its host issues work, while it waits for others. A missing kind: as measured."""
-    issue_time_ns: Array = _DEFAULT
-    """[N, R] ns that each rank's host needs to issue the step, a lower bound of the rank's step time (see :mod:`.standalone_times`); 0
-    where unknown."""
-    ready: Array = _DEFAULT
-    """[N, K, R] when each part could have started if the previous synchronisation had been over: earlier than the arrival where it was
+    """[N, R] ns that each rank would take if it waited for no other rank, by the kinds of :data:`STANDALONE`. More than measured if its
+    loader's workers prepare batches, or its host issues work, while it waits for others. A missing kind is as measured."""
+    issue_time_ns: Array = _UNSET
+    """[N, R] ns that the rank's host needs to issue the step, a lower bound of the rank's step time (see :mod:`.standalone_times`); 0
+    if unknown."""
+    ready: Array = _UNSET
+    """[N, K, R] when the rank's part could have started if the previous synchronisation had been over: before the arrival, if it was
     queued."""
-    queued_after: Ints | Array = _DEFAULT
-    """[N, K, R] place of the collective, of any group, after which each part of the same rank was queued; -1 where it was not queued, or
-    queues are unknown."""
+    queued_after: Ints | Array = _UNSET
+    """[N, K, R] place of the rank's collective, of any group, behind which its part was queued; -1 if it was not queued or this is
+    unknown."""
     idle_after: dict[str, Array] = msgspec.field(default_factory=dict)
-    """[N, K, R] ns of the work that is a device's idle time after its host waited for it, by the kind of synchronisation (see
-    ``window.idle``). {}: none, or unknown."""
+    """[N, K, R] ns of the work that is idle time of the device after its host waited for it, by the kind of synchronisation (see
+    ``window.idle``). {} if there is none, or if it is unknown."""
     on_device: bool = False
-    """Collectives run on a device concurrently with the computation, which waits for only some of them (see ``replay.replay``)."""
-    dependency_probability: Array = _DEFAULT
+    """Whether collectives run on a device concurrently with the computation, which waits for only some of them (see ``replay.replay``)."""
+    dependency_probability: Array = _UNSET
     """[K, R] probability that the rank's computation waits for the collective (see :mod:`.segments`)."""
 
     def __post_init__(self) -> None:
-        """Where nothing overlaps with synchronisations: no hidden work, no queues, ready at the arrival."""
+        """Set the defaults: nothing overlaps with synchronisations, nothing is queued, ranks are ready at their arrival."""
         absent = {
             "hidden_after_ready": np.broadcast_to(0.0, self.work.shape),
             "carried_in": np.broadcast_to(0.0, (len(self.steps), *self.work.shape[2:])),
@@ -131,7 +128,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
             "dependency_probability": np.broadcast_to(0.0, self.arrival.shape[1:]),
         }
         for name, values in absent.items():
-            if getattr(self, name) is _DEFAULT:
+            if getattr(self, name) is _UNSET:
                 force_setattr(self, name, values)
 
     @cached_property
@@ -142,9 +139,9 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def common_end(self) -> Array:
-        """[N, K] when the synchronisation is over: the median of the members' own ends, at the earliest the last arrival.
+        """[N, K] when the synchronisation is over: the median of the members' own ends, but not before the last arrival.
 
-        A member cannot finish before the last one has arrived; ends differ by how soon each thread wakes up.
+        Own ends differ because threads wake up at different times.
         """
         return np.maximum(nan_median(self.end, axis=2), self.last_arrival)
 
@@ -155,12 +152,12 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def exit_skew(self) -> Array:
-        """[N, K, R] own end minus common end; negative where a rank continues before the others."""
+        """[N, K, R] own end minus common end; negative if the rank continues before the others."""
         return self.end - self.common_end[:, :, None]
 
     @cached_property
     def released(self) -> Array:
-        """[N, K, R] when each rank stops waiting for others (see :meth:`released_at`): between own arrival and own end."""
+        """[N, K, R] when each rank stops waiting for others (see :meth:`released_at`), limited to its own arrival and own end."""
         released = self.arrival.copy()
         for k, sync in enumerate(self.syncs):
             own = list(sync.members)
@@ -174,14 +171,14 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def segment_classes(self) -> SegmentClasses:
-        """Corresponding segments of the ranks."""
+        """The corresponding segments of the ranks."""
         return segment_classes(self.syncs, self.arrival.shape[2])
 
     def released_at(self, k: int, arrival: Array | None = None) -> Array:
-        """[N, members] time at which each member may leave, for the measured or other arrivals [N, members]: the last arrival.
+        """[N, members] time at which each member may leave: the last arrival. ``arrival`` [N, members] replaces the measured arrivals.
 
-        At a broadcast it is the root's arrival, or the last member's for members that left only after that: how far a broadcast
-        synchronises depends on its algorithm (trees forward data, small messages are buffered).
+        At a broadcast it is the root's arrival, but the last arrival for members that left after that in the run: whether a broadcast
+        synchronises all members depends on its algorithm (trees forward data, small messages are buffered).
         """
         sync = self.syncs[k]
         members = list(sync.members)
@@ -195,23 +192,23 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         return np.where(waits_for_all, last, np.maximum(at, at[:, [root]]))
 
     def with_dependencies(self, waits: bool) -> CycleGroup:
-        """The group with every uncertain dependency set: computations wait (``waits``) or do not."""
+        """Return the group with every uncertain dependency decided: computations wait (``waits``) or do not."""
         likely = self.dependency_probability
         decided = np.where((likely > 0) & (likely < 1), float(waits), likely)
         return replace(self, dependency_probability=decided)
 
     def with_standalone(self, kind: str, standalone_ns: Array | None) -> CycleGroup:
-        """The group with the standalone time of one kind, [N, R] ns; unchanged for None."""
+        """Return the group with the standalone time of one kind, [N, R] ns; unchanged for None."""
         if standalone_ns is None:
             return self
         return replace(self, standalone_ns={**self.standalone_ns, kind: standalone_ns})
 
     @cached_property
     def work_standalone(self) -> Array:
-        """[N, K, R, C] ns: the work, with the wait for data and for the host that the rank would have without other ranks."""
+        """[N, K, R, C] ns of work, with the waits for data and for the host that the rank would have without other ranks."""
         work = self.work.copy() if self.standalone_ns else self.work
         if LateCause.DATA in self.standalone_ns:
-            # Where data is waited for: by this rank, or else by any.
+            # Missing time goes to the segments in which this rank waits for data, else to those in which any rank does.
             data = work[..., INDEX[Component.DATA]]
             own = np.where(data.sum(axis=1, keepdims=True) > 0, data, data.sum(axis=2, keepdims=True))
             missing = np.clip(self.standalone_ns[LateCause.DATA] - data.sum(axis=1), 0, None)
@@ -221,28 +218,30 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         return work
 
     def _add_standalone_host(self, work: Array) -> None:
-        """Add to ``work`` the hidden idle time where the device of the rank with the most visible idle time idles."""
+        """Add the hidden idle time to ``work``, in the segments in which the device of the rank with the most visible idle time is idle."""
         columns = [INDEX[component] for component in (Component.DATA, *STANDALONE[LateCause.HOST])]
         idle = work[..., columns]
-        taking = idle[..., 0].sum(axis=1, keepdims=True) <= READY_BATCH_SHARE * self.duration[:, None, None]
-        idle[..., 0] *= taking
-        shown = idle.sum(axis=(1, 3)).argmax(axis=1)
-        most = idle[np.arange(len(idle)), :, shown][:, :, None]
+        was_ready = (
+            idle[..., 0].sum(axis=1, keepdims=True) <= READY_BATCH_SHARE * self.duration[:, None, None]
+        )
+        idle[..., 0] *= was_ready
+        most_idle = idle.sum(axis=(1, 3)).argmax(axis=1)
+        reference = idle[np.arange(len(idle)), :, most_idle][:, :, None]
         takes_part = ~np.isnan(self.arrival)[..., None]
-        pattern = np.maximum(most - idle, _TRACE * np.abs(most) + _TRACE) * takes_part
+        pattern = np.maximum(reference - idle, _REMAINDER * np.abs(reference) + _REMAINDER) * takes_part
         missing = np.clip(self.standalone_ns[LateCause.HOST] - idle[..., 1:].sum(axis=(1, 3)), 0, None)
-        whole = np.maximum(pattern.sum(axis=(1, 3), keepdims=True), _TRACE)
+        whole = np.maximum(pattern.sum(axis=(1, 3), keepdims=True), _REMAINDER)
         work[..., columns] += missing[:, None, :, None] * pattern / whole
 
     @cached_property
     def work_with_overlap(self) -> Array:
-        """[N, K, R, C] ns: :attr:`work_standalone`, with what overlapped with the previous synchronisation."""
+        """[N, K, R, C] ns of :attr:`work_standalone` and of the work that overlapped with the previous synchronisation."""
         return self.with_overlap(self.work_standalone)
 
     def with_overlap(self, work: Array) -> Array:
-        """[N, K, R, C] ns: ``work`` with what overlapped with the previous synchronisation.
+        """[N, K, R, C] ns of ``work`` and of the work that overlapped with the previous synchronisation.
 
-        What overlaps with the cycle's last synchronisation belongs to the next cycle; this cycle begins with ``carried_in``.
+        Work that overlaps with the cycle's last synchronisation belongs to the next cycle. The cycle begins with ``carried_in``.
         """
         if self.hidden is None:
             return work
@@ -257,32 +256,32 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def duration(self) -> Array:
-        """[N] ns: the cycle's length, latest end to latest end."""
+        """[N] ns from the previous cycle's latest end to this cycle's."""
         length: Array = np.nanmax(self.end, axis=(1, 2)) - np.nanmax(self.begin, axis=1)
         return length
 
 
 class RankSteps(msgspec.Struct, frozen=True):
-    """One rank's steps as recorded, measured or excluded."""
+    """All recorded steps of one rank, measured or excluded."""
 
     steps: Ints
     start: Array
     end: Array
     samples: Array
-    """[N] samples that the loaders gave in the step; NaN where unknown."""
+    """[N] samples in the step's batches; NaN if unknown."""
     run_delay: Array
-    """[N] ns in which the training thread was runnable but had no CPU; NaN where unknown."""
+    """[N] ns in which the training thread was runnable but had no CPU; NaN if unknown."""
     micro_batches: Array
     """[N] backward passes."""
     cpu: Array | None = None
-    """[N] ns that the training thread ran on a CPU; NaN where unknown. None if it does not compute all of the step."""
+    """[N] CPU time of the training thread, ns; NaN if unknown. None if it does not compute the whole step."""
     elements: Array | None = None
-    """[N] elements of the forwards' inputs, or in traces with shapes those of all operators: the amount of work where samples are
-    unknown or differ in size; NaN where unknown."""
+    """[N] elements of the inputs of forward passes; in traces with shapes, amount of work of all operators (see
+    ``window.Window.elements``). Used if samples are unknown or differ in size. NaN if unknown."""
 
 
 class Graph(msgspec.Struct, frozen=True):
-    """A run, ready to be measured."""
+    """The dependency graph of a run."""
 
     source: str
     """"step-log" or "trace"."""
@@ -292,15 +291,15 @@ class Graph(msgspec.Struct, frozen=True):
     steps: list[RankSteps]
     """By position."""
     set_aside: dict[str, int] = msgspec.field(default_factory=dict)
-    """Number of steps that are not measured, by reason."""
+    """Number of excluded steps, by reason."""
     why: Mapping[int, str] = msgspec.field(default_factory=dict)
-    """Of a step log, the reason by number, of steps that :func:`ddpdoctor.measure.steplog.select_steps` excludes."""
+    """Step number → reason, of steps that :func:`ddpdoctor.measure.steplog.select_steps` excludes; {} for a window."""
     matched: int = 0
     unmatched: int = 0
     refused: str | None = None
     clock_error_ns: float | None = None
     coverage: MatchCoverage | None = None
-    """Of a window: how many collectives were found on all ranks."""
+    """How many collectives were found on all ranks; for a window."""
 
     @property
     def cycles(self) -> int:
@@ -309,12 +308,12 @@ class Graph(msgspec.Struct, frozen=True):
 
     @property
     def mean_cycle_ns(self) -> float:
-        """Mean cycle length, ns: the mean step time on the critical path. NaN without cycles."""
+        """Mean cycle length in ns, which is the mean step time on the critical path. NaN without cycles."""
         return float(self.lengths_ns.mean()) if self.groups else float("nan")
 
     @property
     def lengths_ns(self) -> Array:
-        """[cycles] ns of each cycle, group after group."""
+        """[cycles] length of each cycle in ns, group after group."""
         return np.concatenate([np.empty(0), *(group.duration for group in self.groups)])
 
     @property
@@ -324,24 +323,24 @@ class Graph(msgspec.Struct, frozen=True):
 
 
 class SegmentClasses(msgspec.Struct, frozen=True):
-    """Corresponding segments: the K segments of R ranks as S parts of a step. A rank has each part at most once."""
+    """Classes of corresponding segments: the K segments of R ranks as S parts of a step. A rank has each part at most once."""
 
     part: Ints
-    """[K, R] part of the step; -1 where the rank takes no part in what ends the segment."""
+    """[K, R] part of the step; -1 if the rank is no member of the synchronisation that ends the segment."""
     segment: Ints
-    """[S, R] segment of each part; -1 where the rank has no such part."""
+    """[S, R] segment of each part; -1 if the rank has no such part."""
 
     def by_class(self, values: Array) -> Array:
-        """[N, S, R, ...] of ``values`` [N, K, R, ...]; 0 where a rank has no such part."""
-        return _placed(values, self.segment)
+        """Return ``values`` [N, K, R, ...] as [N, S, R, ...]; 0 if a rank has no such part."""
+        return _taken_at(values, self.segment)
 
     def by_segment(self, values: Array) -> Array:
-        """[N, K, R, ...] of ``values`` [N, S, R, ...]; 0 where a rank takes no part."""
-        return _placed(values, self.part)
+        """Return ``values`` [N, S, R, ...] as [N, K, R, ...]; 0 if a rank is no member."""
+        return _taken_at(values, self.part)
 
 
 def segment_classes(syncs: Sequence[Sync], world: int) -> SegmentClasses:
-    """The corresponding segments of a sequence of synchronisations of ``world`` ranks."""
+    """Return the corresponding segments of a sequence of synchronisations of ``world`` ranks."""
     if all(len(sync.members) == world for sync in syncs):
         same = np.broadcast_to(np.arange(len(syncs))[:, None], (len(syncs), world))
         return SegmentClasses(same, same)
@@ -359,38 +358,38 @@ def segment_classes(syncs: Sequence[Sync], world: int) -> SegmentClasses:
     return SegmentClasses(part, segment)
 
 
-def _placed(values: Array, places: Ints) -> Array:
-    """``values`` [N, X, R, ...] at ``places`` [Y, R]: [N, Y, R, ...]; 0 where a place is -1."""
+def _taken_at(values: Array, places: Ints) -> Array:
+    """``values`` [N, X, R, ...] at ``places`` [Y, R], as [N, Y, R, ...]; 0 if a place is -1."""
     taken: Array = values[:, places, np.arange(places.shape[1])]
     taken[:, places < 0] = 0.0
     return taken
 
 
 LEFT_OUT = "left out of a long log"
-"""Steps that were recorded and not read, see ``steplog.bound``."""
+"""Reason for steps that were recorded but not read, see ``steplog.read_limit``."""
 
 
 def recorded_steps(steps: Iterable[RankSteps]) -> set[int]:
-    """Numbers of the steps that any rank recorded."""
+    """Return the numbers of the steps that any rank recorded."""
     return {int(number) for of_rank in steps for number in of_rank.steps}
 
 
 def measured_steps(groups: Iterable[CycleGroup]) -> set[int]:
-    """Numbers of the steps that are measured."""
+    """Return the numbers of the measured steps."""
     return {int(number) for group in groups for number in group.steps}
 
 
 def excluded_steps(
     steps: Iterable[RankSteps], groups: Iterable[CycleGroup], reason: Callable[[int], str]
 ) -> dict[str, int]:
-    """Number of steps that are not measured, by ``reason`` of their numbers."""
+    """Return the number of excluded steps by reason; ``reason`` returns the reason for a step number."""
     left = recorded_steps(steps) - measured_steps(groups)
     return dict(Counter(reason(number) for number in sorted(left)))
 
 
 def all_excluded_steps(graph: Graph, logs: Sequence[RankLog]) -> dict[str, int]:
-    """Number of excluded steps of ``graph`` by reason, with the steps of ``logs`` that it does not contain, and those that were not
-    read."""
+    """Return the number of excluded steps of ``graph`` by reason, including the steps of ``logs`` that it does not contain, and steps that
+    were not read."""
     known = recorded_steps(graph.steps) | measured_steps(graph.groups)
     unknown = {step.number for log in logs for step in log.steps} - known
     reason = "outside the profiled window" if graph.source == "trace" else "not timed on every device"

@@ -17,7 +17,7 @@ from .graph import Graph
 
 
 class Recording(StrEnum):
-    """The recordings that can be the primary one."""
+    """Recordings that can be the primary one."""
 
     HOST_LOG = "host-log"
     DEVICE_LOG = "device-log"
@@ -37,17 +37,18 @@ _NO_WINDOW = (
 
 
 class Graphs(msgspec.Struct, frozen=True):
-    """All graphs of a run, and which of them causes are measured by."""
+    """All graphs of a run, and the primary one, from which causes are measured."""
 
     recording: Recording
+    """The primary recording."""
     why: str
-    """A sentence for the user."""
+    """Why this recording is primary, as a sentence for the user."""
     primary: Graph
     log: Graph | None
-    """Of the step logs; in device time where that is the primary recording."""
+    """Graph of the step logs; in device time if that is the primary recording."""
     window: Graph | None
     device: Graph | None
-    """Of the step logs in device time, for rare slow steps of devices; None where it is the primary recording."""
+    """Graph of the step logs in device time, for rare slow steps of devices; only if the window is the primary recording."""
     logs: Sequence[RankLog]
     """The logs that ``log`` was built from."""
     device_logs: Sequence[RankLog]
@@ -61,12 +62,12 @@ class Graphs(msgspec.Struct, frozen=True):
 
     @property
     def timing(self) -> Graph:
-        """The graph that step times are reported from: the whole run's where there is one."""
+        """The graph from which step times are reported: that of the step logs if it has cycles, else the primary one."""
         return self.log if self.log is not None and self.log.groups else self.primary
 
     @property
     def primary_is_log(self) -> bool:
-        """Whether the primary graph is that of the step logs."""
+        """Whether the primary graph is built from step logs, by the host's clock or in device time."""
         return self.primary is self.log
 
     @property
@@ -76,19 +77,19 @@ class Graphs(msgspec.Struct, frozen=True):
 
     @property
     def operators_seen(self) -> bool:
-        """Whether the operators outside forward, backward and optimizer were recorded, on every rank."""
-        seen = sum(shares.seen for shares in self.operator_shares.values())
+        """Whether the operators outside forward, backward and optimizer were recorded on every rank."""
+        seen = sum(shares.measured for shares in self.operator_shares.values())
         return self.primary_is_window or seen == len(self.logs)
 
 
 def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
-    """The graphs of logs and windows on one clock, ordered by rank; either may be empty, not both.
+    """Build the graphs of logs and windows, which are on one clock and ordered by rank; at most one of them may be empty.
 
-    The step logs are primary where the hosts' clocks show when work was done: jobs on CPUs. With a device the host only issues work, so
-    the profiler window is primary, and the step logs give the step times, settings and source lines. The window is also primary where
-    it has more ranks than there are step logs: what looks like transfer in the logs may be waiting for the missing ranks. Where the run
-    was timed by CUDA events, device time is primary if fewer ranks, or none, have a window; else it shows what slowed a device outside
-    the window.
+    For jobs on CPUs the step logs are primary, because the hosts' clocks show when work was done. With a device the host only issues
+    work, so the profiler window is primary; step times, settings and source lines still come from the step logs. The window is also
+    primary if it has more ranks than there are step logs: what looks like transfer in the logs may be waiting for the missing ranks. If
+    the run was timed by CUDA events, device time is primary if fewer ranks have a window than a log. Otherwise it shows what slowed a
+    device outside the window.
     """
     timed = in_device_time(logs)
     on_cuda = any(str(log.record.info.get("device") or "").startswith("cuda") for log in logs)

@@ -1,21 +1,21 @@
-"""The work of each rank in the segments of a window's cycles, and concurrently with their collectives; and from the timeline the
-probability that the computation of a rank waits for a collective.
+"""Compute the work of each rank in the segments of a window's cycles and concurrently with their collectives, and the probability that a
+rank's computation waits for a collective.
 
-With DDP's buckets only the end of the backward pass waits. Collectives of sharded parameters, or of tensor parallelism, look the same
-in a trace, but computation waits for them: the next kernel has long been launched, and starts when the collective is over. A replay
-must keep that dependency.
+With DDP's buckets, only the end of the backward pass waits for collectives. Collectives of sharded parameters or of tensor parallelism
+look the same in a trace, but computation waits for them: the next kernel was launched long before, and starts when the collective is
+over. A replay must keep that dependency.
 
-No single gap decides. The computation must have been idle in most cycles, and no other collective may have ended in between; then three
-kinds of evidence add up as logarithms of odds:
+The probability is estimated over all cycles. The computation must have been idle in most of them, without another collective ending
+between the end of this one and the next computation. Then three kinds of evidence add up as log odds:
 
-- **coincidence**: computation that resumes for another reason may do so at any time of its idle period; one that waited resumes within
-some usual start times of kernels on this device;
+- **coincidence**: a computation that waited resumes within a few kernel start times of this device. One that resumes for another reason
+may do so at any time of its idle period;
 
-- **the host**: a kernel that was launched before the end, and an idle device that did not start it, waited for something; one that was
-launched later waited for its host, unless the host waited for the device meanwhile;
+- **the host**: a kernel that was launched before the collective's end, but not started by an idle device, waited for something. One that
+was launched later waited for its host, unless the host was waiting for the device;
 
-- **covariation**: over the cycles, a computation that waits keeps its distance from the collective's end; one that does not keeps its
-distance from what it did before, or from its launch.
+- **covariation**: over the cycles, the start of a computation that waits has a constant distance from the collective's end. Otherwise it
+has a constant distance from the previous computation, or from its launch.
 """
 
 from __future__ import annotations
@@ -40,46 +40,46 @@ class Tuning(msgspec.Struct, frozen=True):
     """When a computation counts as idle because of a collective."""
 
     start_ns: float = 20_000.0
-    """Shortest time from an event on another stream to the kernel that waits for it, or from a launch to its kernel: 5 to 20 us on
-    current devices. Where kernels usually take longer, that counts instead."""
+    """Kernel start time: from an event on another stream to the kernel that waits for it, or from a launch to its kernel. 5 to 20 us on
+    current devices; a larger median in the trace replaces it."""
     slowest_start_ns: float = 100_000.0
-    """Longest such time: beyond it, kernels wait for the host."""
+    """Largest kernel start time. Kernels that start later wait for the host."""
     idle_ns: float = 100_000.0
-    """A computation that was idle for longer before waited for the collective: gaps between launched kernels are shorter."""
-    whole: float = 0.9
-    """Or for this share of a collective that is shorter."""
-    partly: float = 0.6
-    """Share of either from which on an idle period begins to count."""
-    rarely: float = 0.25
+    """Idle time before the collective's end that counts fully. Gaps between launched kernels are shorter."""
+    full_share: float = 0.9
+    """Share of a shorter collective for which the idle time counts fully."""
+    partial_share: float = 0.6
+    """Share of either limit from which on idle time begins to count."""
+    not_idle_share: float = 0.25
     """Share of the cycles up to which the computation counts as not idle."""
-    mostly: float = 0.75
+    idle_share: float = 0.75
     """Share of the cycles from which on it counts as idle."""
-    most_by_gap: float = 4.0
-    """Largest logarithm of odds from coincidence, about fifty to one: cycles are similar, so they count as one observation."""
-    most_by_host: float = 3.0
-    """The same from the launch, twenty to one: an idle device that waits for nothing starts launched work at once."""
-    most_together: float = 6.0
-    """The same from covariation, over all cycles: four hundred to one."""
+    most_gap_odds: float = 4.0
+    """Largest log odds from coincidence, about 50:1. Cycles are similar, so they count as one observation."""
+    most_launch_odds: float = 3.0
+    """Largest log odds from the launch, 20:1. An idle device that waits for nothing starts launched work at once."""
+    most_covariation_odds: float = 6.0
+    """Largest log odds from covariation over all cycles, 400:1."""
     fewest_cycles: int = 3
-    """Fewest cycles of which scatter is estimated."""
+    """Fewest cycles for an estimate of scatter."""
     least_scatter_ns: float = 5_000.0
     """Least scatter of a kernel's start."""
-    clear: float = 0.1
-    """Probability below which there is no dependency, and distance from one within which it is certain."""
+    certainty_margin: float = 0.1
+    """Probabilities below this count as 0, and those above 1 minus this as 1."""
     rounding_ns: float = 1_000.0
-    """Clocks are read to the microsecond: a start that is rounded to before the end still follows it."""
+    """Clocks are read to the microsecond, so a kernel that follows the end may seem to start this much before it."""
 
 
 TUNING = Tuning()
 
 
 class ComputeTimeline(msgspec.Struct, frozen=True):
-    """When a rank's device computes, and when its host launched that; ns from one origin."""
+    """When a rank's device computes, and when its host launched the kernels; ns from a common origin."""
 
     computes: Intervals
-    """The union of its kernels."""
+    """Union of its kernels."""
     launched: Array
-    """[kernels] when the first kernel of each interval was launched; NaN where unknown."""
+    """[intervals] when the first kernel of each interval was launched; NaN if unknown."""
     over: Array
     """Ends of all its collectives, in order."""
     host_waits: Intervals = (np.empty(0), np.empty(0))
@@ -87,7 +87,7 @@ class ComputeTimeline(msgspec.Struct, frozen=True):
 
     @property
     def start_ns(self) -> float:
-        """How long kernels usually take to start once the device is idle and they are launched."""
+        """Median time from when the device is idle and a kernel is launched to its start, within the limits of :class:`Tuning`."""
         starts, ends = self.computes
         since = starts[1:] - np.maximum(ends[:-1], self.launched[1:])
         known = since[~np.isnan(since)]
@@ -96,20 +96,20 @@ class ComputeTimeline(msgspec.Struct, frozen=True):
 
 
 class _ComputeStalls(msgspec.Struct, frozen=True):
-    """The computation of one rank around the end of each collective; [N, K], NaN where no computation follows."""
+    """The computation of one rank around the end of each collective; [N, K] ns, NaN if no computation follows."""
 
     idle: Array
-    """From the last computation to the end, ns; negative where computation continues."""
+    """From the last computation to the end; negative if computation continues."""
     gap: Array
     """From the end to the next computation."""
     launched: Array
-    """From the launch of the next computation to the end; negative where it was launched later."""
+    """From the launch of the next computation to the end; negative if it was launched later."""
     weight: Array
-    """0 to 1: how far the computation was idle."""
+    """Degree to which the computation was idle, 0 to 1."""
 
 
 def compute_timeline(window: Window) -> ComputeTimeline:
-    """The compute timeline of a window, on its clock."""
+    """Return the compute timeline of a window, on its clock."""
     trace, starts = window.trace, window.compute[0]
     computes = trace.category_mask("kernel", "gpu_memset") & ~classify.communication_kernels(trace)
     rows = np.flatnonzero(computes)
@@ -127,24 +127,28 @@ def compute_timeline(window: Window) -> ComputeTimeline:
 
 
 def dependency_probability(timelines: Sequence[ComputeTimeline], arrival: Array, end: Array) -> Array:
-    """[K, R] probability that the rank's computation was idle because of the collective, and resumed at its end.
+    """Return the probability [K, R] that the rank's computation was idle because of the collective, and resumed at its end.
 
-    ``arrival`` and ``end`` [N, K, R]: of the rank's own part, NaN where it takes none, on the clock of the timelines.
+    ``arrival`` and ``end`` [N, K, R] are those of the rank's own part, on the clock of the timelines; NaN if it takes no part.
     """
-    sure = np.zeros(arrival.shape[1:])
+    probability = np.zeros(arrival.shape[1:])
     for r, timeline in enumerate(timelines):
         takes_part = ~np.isnan(end[:, :, r])
         if len(timeline.computes[0]) and takes_part.any():
             seen = _compute_stalls(timeline, arrival[:, :, r], end[:, :, r])
             share = seen.weight.sum(axis=0) / np.maximum(takes_part.sum(axis=0), 1)
-            still = np.clip((share - TUNING.rarely) / (TUNING.mostly - TUNING.rarely), 0.0, 1.0)
+            idle_weight = np.clip(
+                (share - TUNING.not_idle_share) / (TUNING.idle_share - TUNING.not_idle_share), 0.0, 1.0
+            )
             # Positive for launches before the end, negative for later ones.
             launched = np.tanh(seen.launched / timeline.start_ns)
-            launch_odds = TUNING.most_by_host * _mean(launched, seen.weight)
+            launch_odds = TUNING.most_launch_odds * _mean(launched, seen.weight)
             odds = _gap_odds(seen, timeline.start_ns) + launch_odds + _covariation_odds(seen)
             likely = 1.0 / (1.0 + np.exp(-odds))
-            sure[:, r] = still * np.clip((likely - TUNING.clear) / (1.0 - 2.0 * TUNING.clear), 0.0, 1.0)
-    return sure
+            probability[:, r] = idle_weight * np.clip(
+                (likely - TUNING.certainty_margin) / (1.0 - 2.0 * TUNING.certainty_margin), 0.0, 1.0
+            )
+    return probability
 
 
 def _compute_stalls(timeline: ComputeTimeline, arrival: Array, end: Array) -> _ComputeStalls:
@@ -152,25 +156,25 @@ def _compute_stalls(timeline: ComputeTimeline, arrival: Array, end: Array) -> _C
     over = np.nan_to_num(end)
     index = np.searchsorted(starts, over - TUNING.rounding_ns)
     following = np.minimum(index, len(starts) - 1)
-    goes_on = np.where(np.isnan(end) | (index == len(starts)), np.nan, starts[following])
+    resumes = np.where(np.isnan(end) | (index == len(starts)), np.nan, starts[following])
     length = np.nan_to_num(end - arrival)
     idle = np.where(index > 0, over - ends[np.maximum(index - 1, 0)], length)
-    enough = np.minimum(TUNING.idle_ns, TUNING.whole * length)
-    part = idle / np.maximum(enough, TUNING.rounding_ns)
-    weight = np.clip((part - TUNING.partly) / (1.0 - TUNING.partly), 0.0, 1.0)
+    full_idle = np.minimum(TUNING.idle_ns, TUNING.full_share * length)
+    part = idle / np.maximum(full_idle, TUNING.rounding_ns)
+    weight = np.clip((part - TUNING.partial_share) / (1.0 - TUNING.partial_share), 0.0, 1.0)
     later = np.searchsorted(timeline.over, over + TUNING.rounding_ns, side="right")
     another = timeline.over[np.minimum(later, len(timeline.over) - 1)] if len(timeline.over) else over
-    answered = (another > over + TUNING.rounding_ns) & (another <= np.nan_to_num(goes_on))
+    other_ended = (another > over + TUNING.rounding_ns) & (another <= np.nan_to_num(resumes))
     return _ComputeStalls(
         idle=idle,
-        gap=np.maximum(goes_on - over, 0.0),
-        launched=_launched(timeline, over, over - timeline.launched[following]),
-        weight=np.where(np.isnan(goes_on) | answered, 0.0, weight),
+        gap=np.maximum(resumes - over, 0.0),
+        launched=_adjusted_launch(timeline, over, over - timeline.launched[following]),
+        weight=np.where(np.isnan(resumes) | other_ended, 0.0, weight),
     )
 
 
-def _launched(timeline: ComputeTimeline, over: Array, launched: Array) -> Array:
-    """``launched``, but infinite where the host delayed the launch because it waited for its device."""
+def _adjusted_launch(timeline: ComputeTimeline, over: Array, launched: Array) -> Array:
+    """``launched``, but infinite if the launch was late because the host was waiting for its device."""
     begins, ends = timeline.host_waits
     if not len(ends):
         return launched
@@ -181,41 +185,43 @@ def _launched(timeline: ComputeTimeline, over: Array, launched: Array) -> Array:
 
 
 def _gap_odds(seen: _ComputeStalls, start_ns: float) -> Array:
-    """[K] log odds: a start after a wait is soon, with a long tail; any other is equally likely anywhere in the idle period."""
+    """[K] log odds from coincidence. After a wait, the start is soon after the end, with a long-tailed distribution; otherwise it is
+    uniformly distributed over the idle period."""
     whole = np.minimum(seen.idle, 1e3 * TUNING.idle_ns) + seen.gap
     odds = np.log(np.maximum(whole, 1.0) / start_ns) - 2.0 * np.log1p(seen.gap / start_ns)
-    return np.clip(_mean(odds, seen.weight), -TUNING.most_by_gap, TUNING.most_by_gap)
+    return np.clip(_mean(odds, seen.weight), -TUNING.most_gap_odds, TUNING.most_gap_odds)
 
 
 def _covariation_odds(seen: _ComputeStalls) -> Array:
-    """[K] log odds: whether the start keeps its distance from the collective's end or from what came before, over the cycles."""
+    """[K] log odds from covariation: over the cycles, the scatter of the start relative to the previous computation or its launch,
+    compared with the scatter relative to the collective's end."""
     counts = seen.weight > 0
     number = counts.sum(axis=0)
     before = np.fmin(seen.idle, seen.launched)
     from_end, from_before = (_scatter(np.where(counts, far, np.nan)) for far in (seen.gap, before + seen.gap))
     odds = (number - 1) * np.log(from_before / from_end)
     odds = np.where(number < TUNING.fewest_cycles, 0.0, odds)
-    return np.clip(odds, -TUNING.most_together, TUNING.most_together)
+    return np.clip(odds, -TUNING.most_covariation_odds, TUNING.most_covariation_odds)
 
 
 def _scatter(values: Array) -> Array:
-    """[K] mean distance from the median over the cycles [N, K], as far as known."""
-    apart = np.abs(values - nan_median(values, axis=0, keepdims=True))
-    known = ~np.isnan(apart)
-    mean = np.where(known, apart, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    """[K] mean absolute deviation of the known values from their median, over the cycles [N, K]."""
+    deviation = np.abs(values - nan_median(values, axis=0, keepdims=True))
+    known = ~np.isnan(deviation)
+    mean = np.where(known, deviation, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     scatter: Array = np.maximum(mean, TUNING.least_scatter_ns)
     return scatter
 
 
 def _mean(values: Array, weight: Array) -> Array:
-    """[K] mean weighted by how far the computation was idle; 0 where nothing is known."""
+    """[K] weighted mean of the known values; 0 without any."""
     known = np.where(np.isnan(values), 0.0, weight)
     mean: Array = (known * np.nan_to_num(values)).sum(axis=0) / np.maximum(known.sum(axis=0), 1e-9)
     return mean
 
 
 class Segments(msgspec.Struct, frozen=True, dict=True):
-    """When the segments of cycles with the same synchronisations begin and end; axes as in :class:`CycleGroup`."""
+    """Begins and ends of the segments of cycles with the same synchronisations; axes as in :class:`CycleGroup`."""
 
     begin: Array
     """[N, R]"""
@@ -224,13 +230,13 @@ class Segments(msgspec.Struct, frozen=True, dict=True):
     end: Array
     """[N, K, R]"""
     on_device: bool = False
-    """Whether a rank may be in several collectives at once, each on its own stream."""
+    """Whether a rank may be in several collectives at the same time, each on its own stream."""
 
     @cached_property
     def left(self) -> Array:
-        """[N, K, R] own end of the previous collective; a segment continues across collectives of other ranks."""
+        """[N, K, R] begin of each segment: own end of the previous collective. A segment continues across collectives of other ranks."""
         if self.on_device:
-            return _over_before(self.begin, self.arrival, self.end)
+            return _ends_before(self.begin, self.arrival, self.end)
         left = np.empty(self.arrival.shape)
         since = self.begin
         for k in range(self.arrival.shape[1]):
@@ -240,12 +246,12 @@ class Segments(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def right(self) -> Array:
-        """[N, K, R] own arrival; the segment is empty where the rank was still in another collective."""
+        """[N, K, R] end of each segment: own arrival. The segment is empty if the rank was still in another collective."""
         return np.maximum(self.arrival, self.left) if self.on_device else self.arrival
 
 
-def _over_before(begin: Array, arrival: Array, end: Array) -> Array:
-    """[N, K, R] when all collectives ended that the rank entered before this one; no work of its own ends earlier."""
+def _ends_before(begin: Array, arrival: Array, end: Array) -> Array:
+    """[N, K, R] when all collectives that the rank entered before this one had ended, on devices."""
     order = np.argsort(arrival, axis=1, kind="stable")
     ends = np.nan_to_num(np.take_along_axis(end, order, axis=1), nan=-np.inf)
     over = np.maximum.accumulate(np.concatenate((begin[:, None], ends), axis=1), axis=1)[:, :-1]
@@ -255,7 +261,8 @@ def _over_before(begin: Array, arrival: Array, end: Array) -> Array:
 
 
 def queued_behind(arrival: Array, end: Array, ready: Array) -> Ints:
-    """[N, K, R] the collective at whose end the rank's part, which was ready before, could start; -1: none known."""
+    """Return [N, K, R] the collective behind which the rank's part was queued: it was ready earlier and started when that one ended.
+    -1 if none is known."""
     count = arrival.shape[1]
     moments = np.concatenate((end, arrival + ROUNDING_NS), axis=1)
     order = np.argsort(moments, axis=1, kind="stable")
@@ -276,7 +283,7 @@ def cycle_group(
     windows: Sequence[Window],
     timelines: Sequence[ComputeTimeline],
 ) -> CycleGroup:
-    """The group of these cycles, which have the same sequence of synchronisations; ``timelines``: what the devices compute."""
+    """Build the group of these cycles, which have the same sequence of synchronisations; ``timelines``: those of the devices."""
     bodies = np.array([cycle.body for cycle in cycles])
     on_device = all(window.on_device for window in windows)
     ranks = np.arange(len(windows))
@@ -298,7 +305,7 @@ def cycle_group(
         hidden=hidden,
         hidden_after_ready=_hidden_after_ready(windows, segments, ready, hidden),
         carried_in=_carried_in(windows, cycles, matched),
-        concurrent_compute=_within(computes, arrival, end),
+        concurrent_compute=_covered_by_rank(computes, arrival, end),
         exposed=_exposed(computes, arrival, end),
         ready=ready,
         queued_after=queued_behind(arrival, end, ready) if on_device else np.full(arrival.shape, -1),
@@ -306,11 +313,11 @@ def cycle_group(
         on_device=on_device,
         dependency_probability=dependency_probability(timelines, arrival, end),
     )
-    return replace(group, concurrent_compute_in_wait=_within(computes, arrival, group.released))
+    return replace(group, concurrent_compute_in_wait=_covered_by_rank(computes, arrival, group.released))
 
 
-def _within(of_rank: Sequence[Intervals], left: Array, right: Array) -> Array:
-    """[N, K, R] ns of each rank's intervals between two times [N, K, R]."""
+def _covered_by_rank(of_rank: Sequence[Intervals], left: Array, right: Array) -> Array:
+    """[N, K, R] ns covered by each rank's intervals between ``left`` and ``right`` [N, K, R]."""
     within = np.empty(left.shape)
     for r, own in enumerate(of_rank):
         within[:, :, r] = np.nan_to_num(covered(own, left[:, :, r], right[:, :, r]))
@@ -318,13 +325,13 @@ def _within(of_rank: Sequence[Intervals], left: Array, right: Array) -> Array:
 
 
 def rest_component(window: Window) -> Component:
-    """Component of the time that no set of a window covers: the host's, if it was recorded at all."""
+    """Return the component of time that no interval set of a window covers: host work, if the trace records the host at all."""
     return Component.HOST if window.shows_host else Component.IDLE
 
 
 def work_between(sets: Mapping[str, Intervals], left: Array, right: Array, rest: Component) -> Array:
-    """[..., C] ns per component between two times [...]; what no set covers is the ``rest``. Slightly negative where, by another rank's
-    clock, a rank was woken after it arrived at the next point."""
+    """Return [..., C] ns per component between ``left`` and ``right`` [...]. Uncovered time is of component ``rest``; it is slightly
+    negative if, by another rank's clock, a rank left a synchronisation after it arrived at the next one."""
     work = np.zeros((*left.shape, len(COMPONENTS)))
     for name, intervals in sets.items():
         work[..., INDEX[name]] = covered(intervals, left, right)
@@ -333,8 +340,8 @@ def work_between(sets: Mapping[str, Intervals], left: Array, right: Array, rest:
 
 
 def work_in(segments: Segments, of_ranks: Sequence[tuple[Mapping[str, Intervals], Component]]) -> Array:
-    """[N, K, R, C] ns of each component in each segment, 0 where a rank takes no part in the synchronisation; ``of_ranks``: the sets of
-    each rank, and the component of the rest of its time."""
+    """Return [N, K, R, C] ns of each component in each segment; 0 if the rank is no member of the synchronisation. ``of_ranks``: the
+    interval sets of each rank, and the component of its uncovered time."""
     left, right = segments.left, segments.right
     work = np.empty((*right.shape, len(COMPONENTS)))
     for r, (sets, rest) in enumerate(of_ranks):
@@ -343,7 +350,7 @@ def work_in(segments: Segments, of_ranks: Sequence[tuple[Mapping[str, Intervals]
 
 
 def _exposed(computes: Sequence[Intervals], arrival: Array, end: Array) -> Array:
-    """[N, K] ns of each transfer that a faster link would save: the minimum over the ranks of the time without concurrent computation."""
+    """[N, K] :attr:`CycleGroup.exposed`."""
     last, over = np.nanmax(arrival, axis=2), nan_median(end, axis=2)
     least: Array = np.clip(over - last, 0, None)
     for r, compute in enumerate(computes):
@@ -353,8 +360,8 @@ def _exposed(computes: Sequence[Intervals], arrival: Array, end: Array) -> Array
 
 
 def _hidden(windows: Sequence[Window], segments: Segments, work: Array) -> Array:
-    """[N, K, R, C] ns of computation, copies and late launches in the cycle outside the segments, by the collective that they overlap
-    with. Where a rank is in several at once, their parts add up to the whole."""
+    """[N, K, R, C] ns of computation, copies and late launches outside the segments, by the collective that they overlap with. If a
+    rank is in several collectives at the same time, the overlap is divided among them."""
     hidden = np.zeros(work.shape)
     for r, window in enumerate(windows):
         begin, arrival, end = segments.begin[:, r], segments.arrival[:, :, r], segments.end[:, :, r]
@@ -369,7 +376,7 @@ def _hidden(windows: Sequence[Window], segments: Segments, work: Array) -> Array
 
 
 def _hidden_after_ready(windows: Sequence[Window], segments: Segments, ready: Array, hidden: Array) -> Array:
-    """[N, K, R, C] ns of ``hidden`` after the rank was ready for its last collective of the cycle."""
+    """[N, K, R, C] :attr:`CycleGroup.hidden_after_ready`."""
     arrival, end = segments.arrival, segments.end
     since = np.where(np.isnan(arrival), -np.inf, ready).max(axis=1, keepdims=True)
     later = np.clip(since, arrival, end)
@@ -384,7 +391,7 @@ def _hidden_after_ready(windows: Sequence[Window], segments: Segments, ready: Ar
 
 
 def _carried_in(windows: Sequence[Window], cycles: Sequence[Cycle], matched: MatchedCollectives) -> Array:
-    """[N, R, C] ns of each rank's device work after it was ready for the collective at whose end its cycle begins."""
+    """[N, R, C] ns of each rank's device work after it was ready for the collective at whose end its cycle begins, up to that end."""
     ranks = np.arange(len(windows))
     carried = np.zeros((len(cycles), len(windows), len(COMPONENTS)))
     begins = [n for n, cycle in enumerate(cycles) if cycle.after is not None]
@@ -397,7 +404,7 @@ def _carried_in(windows: Sequence[Window], cycles: Sequence[Cycle], matched: Mat
 
 
 def _device_work(window: Window) -> Iterator[tuple[Component, Intervals]]:
-    """Work of a window that can overlap with a collective, by component."""
+    """The work of a window that can overlap with a collective, by component."""
     for component in DEVICE_WORK:
         if component in window.sets:
             yield component, window.sets[component]
@@ -405,7 +412,7 @@ def _device_work(window: Window) -> Iterator[tuple[Component, Intervals]]:
 
 
 def idle_after(windows: Sequence[Window], segments: Segments) -> dict[str, Array]:
-    """[N, K, R] ns of each segment that are idle after each kind of host synchronisation."""
+    """Return [N, K, R] idle ns of each segment that a host synchronisation caused, by its kind."""
     idle: dict[str, Array] = {}
     left, right = segments.left, segments.right
     for r, window in enumerate(windows):

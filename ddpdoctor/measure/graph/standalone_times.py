@@ -1,22 +1,22 @@
-"""Time that each rank would need without waiting for others: for its batches, from logs and from windows, and for its host to issue a
-step.
+"""Compute the time that each rank would need if it did not wait for others: for its batches, from logs and from windows, and for its
+host to issue a step.
 
-The batch time of the loader's workers matters even where the rank does not wait for them. Ranks synchronize in every step, so the
-slowest rank sets the step time. That rank waits for every batch, while the other ranks' workers, nearly as slow, build up a reserve and
-their ranks never wait. Fixing only the rank that waits would gain very little. The batch time is measured by production: batches that
-were used plus those that became ready, over the time that took, while no worker was idle because the queue was full.
+The batch time of the loader's workers matters even if the rank does not wait for them. Ranks synchronize in every step, so the slowest
+rank sets the step time. That rank waits for every batch. The other ranks never wait, because their workers, even if nearly as slow,
+prepare batches in the meantime. Fixing only the rank that waits would therefore gain very little. The batch time is elapsed time /
+(batches used + increase of ready batches), over periods in which no worker was idle because of a full queue.
 
-The same holds for the time in which a host issues a step, even where its device is not idle for it. Where all hosts are slower than
-their devices, only the slowest one's device visibly waits for launches. The other hosts run ahead, and their devices' idle time moves
-into the wait for that rank. What counts is
+Likewise, the time in which a host issues a step matters even if its device is not idle because of it. If all hosts are slower than
+their devices, only the slowest host's device visibly waits for launches. The other hosts run ahead, and the idle time of their devices
+becomes part of the wait for that rank. The measure is
 
     issue time = length of the step on the host - time in which the host was blocked
 
 which is a lower bound of the rank's step time, also if other ranks are fixed. A host is blocked in a call that waits for the device, in
-a launch while the launch queue is full, and in a collective on the CPU. Waiting for data, garbage collection and saving have prices of
-their own and do not count either. Time that no event covers is Python between the operators, up to the usual amount. Beyond that it is
-unknown, neither work nor waiting, and bounds nothing: hosts that wait for each other without record have steps of one length. The
-result is rather too small than too large: a host with an unknown issue time is not reported as a straggler.
+a launch while the launch queue is full, and in a collective on the CPU. Waiting for data, garbage collection and saving are priced
+separately and do not count either. Time that no event covers counts as Python between the operators, up to the usual amount. More is
+of unknown kind and does not count: hosts may wait for each other without record. The estimate is therefore rather too low than too high;
+a host with an unknown issue time is not reported as a straggler.
 """
 
 from __future__ import annotations
@@ -53,24 +53,25 @@ _DEFAULT_PREFETCH = 2
 
 
 def batch_time_ns(log: RankLog) -> float | None:
-    """ns that the workers of this rank's training loader take per batch; None where there are none, or where a worker was always idle."""
+    """Return the ns per batch that the workers of this rank's training loader take together; None if there are no workers, or too few
+    batches were requested while all workers were busy."""
     loader = usual_loader(log.steps)
     if loader is None or loader not in log.loaders_with_workers:
         return None
     settings = log.main_loader_settings or {}
-    # From as many ready batches on a worker may be idle: all its own are ready. Without settings, one worker is assumed.
-    deep = settings.get("prefetch_factor") or _DEFAULT_PREFETCH
-    room = int((deep - 1) * (settings.get("num_workers") or 1) + 1)
-    took, made, pairs = 0.0, 0, 0
-    for (since_ns, before), (at_ns, ready) in _neighbours(log, loader):
-        if 0 <= before < room and 0 <= ready < room:
-            # From the ready batches at two requests follows how many were prepared between them.
-            took += at_ns - since_ns
-            made += 1 + ready - before
+    # With this many ready batches or more, all of one worker's may be ready, so that it is idle. Without settings, one worker is assumed.
+    prefetch = settings.get("prefetch_factor") or _DEFAULT_PREFETCH
+    most_ready = int((prefetch - 1) * (settings.get("num_workers") or 1) + 1)
+    elapsed_ns, prepared, pairs = 0.0, 0, 0
+    for (since_ns, before), (at_ns, ready) in _consecutive_requests(log, loader):
+        if 0 <= before < most_ready and 0 <= ready < most_ready:
+            # The numbers of ready batches at two requests show how many were prepared between them.
+            elapsed_ns += at_ns - since_ns
+            prepared += 1 + ready - before
             pairs += 1
-    if pairs < _FEWEST_PAIRS or made < _FEWEST_PAIRS:
+    if pairs < _FEWEST_PAIRS or prepared < _FEWEST_PAIRS:
         return None
-    return took / made
+    return elapsed_ns / prepared
 
 
 def standalone_data_ns(
@@ -79,10 +80,10 @@ def standalone_data_ns(
     batches: Sequence[float],
     waits: Array | None = None,
 ) -> Array | None:
-    """[N, R] ns: the wait for data that each rank would have in each cycle if it waited for no other rank.
+    """Return [N, R] ns of waiting for data that each rank would have in each cycle if it waited for no other rank.
 
-    A rank needs, for everything but data, the cycle without its own ``waits`` [N, R] (by default all of the group's); its workers need
-    its batch time for each of its ``batches`` per step. None where no batch time is known.
+    For everything but data, a rank needs the cycle without its ``waits`` [N, R] for other ranks (default: those of the group). Its workers
+    need the batch time for each of its ``batches`` per step. Returns None if no batch time is known.
     """
     if all(each is None for each in batch_times_ns):
         return None
@@ -94,17 +95,17 @@ def standalone_data_ns(
 
 
 def batches_per_step(log: RankLog) -> float:
-    """Mean number of batches that the training loop takes in a step."""
+    """Return the mean number of batches that the training loop uses in a step."""
     counts = [sum(event.gives_batch for event in step.events) for step in log.steps if step.in_full]
     return float(np.mean(counts)) if counts else 0.0
 
 
 _Request = tuple[int, int]
-"""A request for a batch: time, epoch ns, and number of ready batches; -1 where unknown."""
+"""A request for a batch: its time (epoch ns) and the number of ready batches (-1 if unknown)."""
 
 
-def _neighbours(log: RankLog, loader: int) -> Iterator[tuple[_Request, _Request]]:
-    """Requests for two batches in a row, of the same pass over the loader and of neighbouring steps."""
+def _consecutive_requests(log: RankLog, loader: int) -> Iterator[tuple[_Request, _Request]]:
+    """Pairs of consecutive requests in the same pass over the loader, in the same or neighbouring steps."""
     before: _Request | None = None
     last_step = None
     for step in log.steps:
@@ -125,20 +126,21 @@ class LoaderTuning(msgspec.Struct, frozen=True):
     """Which batches count for the batch time."""
 
     fewest_batches: int = 4
-    """A window has about ten steps, of which the first use the reserve."""
+    """Fewest batches in a window. It has about ten steps, and the first ones use batches that were prepared before."""
     longest_ready_ns: int = 500_000
-    """Taking a ready batch takes tenths of a millisecond, which may be a large share of a short step."""
-    mostly: float = 0.5
-    """Share of the batches for which the host must wait twice in a row: else most were ready."""
+    """Longest time to fetch a ready batch, if this is more than ``READY_BATCH_SHARE`` of the interval between batches. It takes tenths
+    of a millisecond, which may be a large share of a short step."""
+    waiting_share: float = 0.5
+    """Least share of the batches for which, as for the batch before, the host waited. With fewer, most batches were ready."""
 
 
 LOADER = LoaderTuning()
 
 
 def standalone_data_of_windows(group: CycleGroup, windows: Sequence[Window]) -> Array | None:
-    """[N, R] :func:`standalone_data_ns` of jobs on a device; None where no loader's workers limit the step.
+    """Return :func:`standalone_data_ns` [N, R] of jobs on a device; None if no loader's workers limit the step.
 
-    Hosts run ahead of the device: they wait for each batch of a loader that is too slow, even where the device is not idle for it.
+    Hosts run ahead of the device, so they wait for each batch of a loader that is too slow, even if the device is not idle because of it.
     """
     times = [_batch_time_ns(window) for window in windows]
     if all(time is None for time in times):
@@ -151,10 +153,9 @@ def standalone_data_of_windows(group: CycleGroup, windows: Sequence[Window]) -> 
 
 
 def _batch_time_ns(window: Window) -> float | None:
-    """ns per batch of the workers of this rank. None where there are no workers, or where most batches were ready.
+    """ns per batch of the workers of this rank; None if there are no workers, or if most batches were ready.
 
-    If the host waited for two batches in a row, none was ready at the first, so the second was prepared between the ends of the two
-    waits.
+    If the host waited for two batches in a row, the second one was prepared between the ends of the two waits.
     """
     trace = window.trace
     rows = np.flatnonzero(classify.next_batches(trace))
@@ -165,7 +166,7 @@ def _batch_time_ns(window: Window) -> float | None:
     longest_ns = max(READY_BATCH_SHARE * float(np.median(np.diff(ends))), LOADER.longest_ready_ns)
     waited = ends - trace.start_ns[rows] >= longest_ns
     in_a_row = waited[:-1] & waited[1:]
-    if in_a_row.sum() < max(LOADER.fewest_batches - 1, LOADER.mostly * len(rows)):
+    if in_a_row.sum() < max(LOADER.fewest_batches - 1, LOADER.waiting_share * len(rows)):
         return None
     return float(np.diff(ends)[in_a_row].mean())
 
@@ -174,16 +175,16 @@ class IssueTuning(msgspec.Struct, frozen=True):
     """When a host is blocked, and which steps count."""
 
     blocked_ns: int = 100_000
-    """A call of the runtime that takes longer waits for something: a launch takes some microseconds."""
+    """A longer runtime call waits for something. A launch takes some microseconds."""
     nearly_full: float = 0.8
-    """Share of the launch queue's capacity, or of the largest number of launches in it where it is usually near that: then the device
-    limits the host."""
+    """Share of the launch queue's capacity from which on the device limits the host; also of the largest number of queued launches, if the
+    queue is usually near that."""
     fewest_queued: int = 32
-    """A queue that never had more launches was never full, independently of the driver's limit."""
+    """A queue that never had this many launches was never full, whatever the driver's limit."""
     fewest_steps: int = 2
-    """Fewest steps: a single one may contain a pause."""
+    """Fewest steps. A single step may contain a pause."""
     most_between: float = 1.0
-    """Largest ratio of time between a host's events to time in them: in steps of models without pauses, events covered 0.67 to 0.94 of
+    """Largest ratio of the time between a host's events to the time in them. In models without pauses, events covered 0.67 to 0.94 of
     the time in which the host was not blocked."""
 
 
@@ -192,15 +193,15 @@ _IDLE = [INDEX[component] for component in HOST_IDLE]
 
 
 def issue_time_ns(window: Window) -> float:
-    """ns that the host needs for a step: the mean or the median over the window's steps, whichever is less, so that a single
-    pause does not count. NaN where less than two steps are marked, or no launches or nothing else of the host was recorded."""
+    """Return the ns that the host needs to issue a step: the lesser of mean and median over the window's steps, so that a single pause
+    does not count. NaN if fewer than two steps are marked, or if launches or other host events were not recorded."""
     trace = window.trace
     calls, events = launch_pairs(trace, trace.category_mask(*DEVICE))
     known = window.on_device and window.shows_host and len(calls) > 0
     if not known or len(window.steps) < ISSUE.fewest_steps:
         return float("nan")
     start, end = np.array([(start, end) for _, start, end in window.steps], np.int64).T - window.shifted_ns
-    # When the host does not issue work: it waits, or does work that is measured separately.
+    # When the host does not issue work: it waits, or does work that is priced separately.
     runtime, main = trace.category_mask(*RUNTIME_CALLS), main_lane(trace)
     waits = runtime & (trace.name_mask(classify.is_sync_call) | (trace.duration_ns > ISSUE.blocked_ns))
     collectives = trace.category_mask("cpu_op") & trace.name_mask(classify.is_gloo)
@@ -208,10 +209,10 @@ def issue_time_ns(window: Window) -> float:
     saves = trace.category_mask("python_function") & (trace.lane == main) & trace.name_mask(classify.is_save)
     idle = waits | collectives | (classify.next_batches(trace) & late) | saves
     blocked = union_of(event_union(trace, idle), garbage_collections(trace, main))
-    launched, excess = _queued(trace, calls, events, blocked)
+    launched, excess = _queue_delays(trace, calls, events, blocked)
     before = np.concatenate(([0.0], np.cumsum(excess)))
     waited = before[np.searchsorted(launched, end)] - before[np.searchsorted(launched, start)]
-    # When an event shows what the host did, on any of its threads.
+    # When host events were recorded, on any thread.
     seen = event_union(trace, trace.category_mask("cpu_op", "python_function", *RUNTIME_CALLS))
     shown = covered(subtract(seen, blocked), start, end)
     free = (end - start) - covered(blocked, start, end) - waited
@@ -219,9 +220,9 @@ def issue_time_ns(window: Window) -> float:
     return max(0.0, float(min(needed.mean(), np.median(needed))))
 
 
-def _queued(trace: RankTrace, calls: Ints, events: Ints, blocked: Intervals) -> tuple[Ints, Array]:
-    """(starts of the launches in order, ns before the end of each that a full queue may have cost): the time since the previous launch
-    beyond the usual with room in the queue; all of it where there never was room. ``events`` are those that were launched."""
+def _queue_delays(trace: RankTrace, calls: Ints, events: Ints, blocked: Intervals) -> tuple[Ints, Array]:
+    """(Starts of the launches in order, ns of each that a full queue may have cost.) The latter is the time since the previous launch
+    in excess of the mean with room in the queue; all of it if the queue never had room. ``events`` are those that were launched."""
     order = np.argsort(trace.end_ns[calls], kind="stable")
     start, end = trace.start_ns[calls][order], trace.end_ns[calls][order]
     # Launches in the queue when each launch ended.
@@ -230,10 +231,10 @@ def _queued(trace: RankTrace, calls: Ints, events: Ints, blocked: Intervals) -> 
     unknown = len(done) - len(events)
     queued = unknown + np.arange(len(end)) - np.searchsorted(done, end)
     if not unknown:
-        # Or were not recorded at all: until the first recorded launch has run, use the number at that time.
+        # Earlier device events may not have been recorded: until the first recorded launch has run, use the number at that time.
         seen = int(np.searchsorted(end, trace.start_ns[events].min()))
         queued[:seen] = np.maximum(queued[:seen], queued[min(seen, len(queued) - 1)])
-    # Nearly full, or at its usual maximum.
+    # Nearly full, or near its usual maximum.
     full = queued >= ISSUE.nearly_full * QUEUED_LAUNCHES
     near_most = queued >= ISSUE.nearly_full * queued.max()
     if queued.max() >= ISSUE.fewest_queued and 2 * near_most.sum() >= len(queued):
@@ -244,11 +245,11 @@ def _queued(trace: RankTrace, calls: Ints, events: Ints, blocked: Intervals) -> 
 
 
 def with_issue_times(group: CycleGroup, times_ns: Array) -> CycleGroup:
-    """The group with the hosts' issue times [R] ns, and the devices' idle time hidden in waits for other ranks: what each rank's device
-    would wait for its host beyond the measured idle time, if the rank waited for no other.
+    """Return the group with the hosts' issue times ``times_ns`` [R], and with the idle time of devices that is hidden in waits for other
+    ranks: the additional time for which each rank's device would wait for its host, if the rank waited for no other rank.
 
     Without other ranks, a rank needs the cycle without its waits and with the wait for data that they hide, but at least the time in
-    which its host issues the step. Transfer that would then overlap with work, as on the slowest rank, is no wait.
+    which its host issues the step. Transfer that would then overlap with work, as on the slowest rank, is not a wait.
     """
     waits = np.nansum(group.wait - group.concurrent_compute_in_wait, axis=1)
     spent = group.work.sum(axis=(1, 3))
@@ -257,12 +258,12 @@ def with_issue_times(group: CycleGroup, times_ns: Array) -> CycleGroup:
         spent = spent + group.hidden.sum(axis=(1, 3))
     idle = group.duration[:, None] - spent
     transfer = (idle - waits).min(axis=1, keepdims=True)
-    alone = group.duration[:, None] - np.maximum(idle - transfer, 0.0)
+    standalone_cycle = group.duration[:, None] - np.maximum(idle - transfer, 0.0)
     if LateCause.DATA in group.standalone_ns:
         data = group.work[..., INDEX[Component.DATA]].sum(axis=1)
-        alone = alone + np.clip(group.standalone_ns[LateCause.DATA] - data, 0, None)
-    more = np.clip(np.nan_to_num(times_ns - alone), 0, None)
+        standalone_cycle = standalone_cycle + np.clip(group.standalone_ns[LateCause.DATA] - data, 0, None)
+    extra_idle = np.clip(np.nan_to_num(times_ns - standalone_cycle), 0, None)
     timed = replace(group, issue_time_ns=np.minimum(np.nan_to_num(times_ns), group.duration[:, None]))
-    if not more.any():
+    if not extra_idle.any():
         return timed
-    return timed.with_standalone(LateCause.HOST, group.work[..., _IDLE].sum(axis=(1, 3)) + more)
+    return timed.with_standalone(LateCause.HOST, group.work[..., _IDLE].sum(axis=(1, 3)) + extra_idle)

@@ -2,7 +2,7 @@
 
 In: step logs, telemetry of the hosts, and the ranks' records of device memory. Out: the facts of the family ``memory``, and each rank's
 memory for the table of ranks. A process's memory is counted without pages of files, which the kernel can reclaim. A series that settles,
-fills once or is freed again does not count as growing (:mod:`.growing`). Nothing is priced here.
+fills once or is freed again does not count as growing (:mod:`.growing`). Memory has no cost in time.
 """
 
 from .growing import Rise, rise_of

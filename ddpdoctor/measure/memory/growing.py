@@ -1,15 +1,15 @@
-"""Detect memory leaks: growth without end, as opposed to memory that is freed again, fills up once, or settles.
+"""Detect memory leaks: unlimited growth, as opposed to memory that is freed again, fills up once, or settles.
 
 Growth is measured per step, not per second. A leak grows with each batch or step, and on a shared machine the length of a step may
 change by a factor of five within minutes.
 
-The series is cut into windows, and each is represented by its minimum (*floor*), which excludes what an evaluation, a checkpoint or an
-epoch allocates and frees. These floors must rise nearly every time, not fall back, and rise at the end as they did before. The growth
-of a cache that fills, a history of bounded length, or an allocator that settles slows down.
+The series is cut into windows, and each is represented by its minimum (*floor*), which excludes memory that an evaluation, a checkpoint
+or an epoch allocates and frees. These floors must rise nearly every time, must not decrease again, and must rise as fast at the end as at
+the beginning. The growth of a cache that fills, a history of bounded length, or an allocator that settles slows down.
 
 A job allocates memory while it warms up, while ddpdoctor's profiler is open, and in its first epoch, in which datasets fill caches. These
 times are excluded. A cache of shuffled data fills for longer: with a dataset in ``S`` parts, of which each process reads another one in
-each epoch, epoch ``n`` adds ``(1 - 1/S)^n`` of what the first one did. A leak adds the same in each.
+each epoch, epoch ``n`` adds ``(1 - 1/S)^n`` of the first epoch's amount. A leak adds the same amount in each epoch.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from ddpdoctor.rundir import EventKind
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """When growth counts as a leak."""
+    """Thresholds of a leak."""
 
     fewest_windows: int = 8
-    """Eight floors, each above the one before, occur by chance in one of 40,000 series."""
+    """Minimum number of windows: eight floors, each above the one before, occur by chance in one of 40,000 series."""
     most_windows: int = 24
-    """More would make each too short to hold an evaluation."""
+    """Maximum number of windows: with more, each would be shorter than an evaluation."""
     readings: int = 2
-    """Fewest readings per window: the lower of two is no peak."""
+    """Minimum number of readings per window: the lower of two is not a peak."""
     z_score: float = 3.0
     """Significance of the rise, in standard deviations: by chance once in a thousand."""
     rising: float = 0.7
-    """Least share of floors above the previous one: growth in a few large steps, as at each checkpoint, is not reported."""
+    """Minimum share of floors above the previous one: growth in a few large steps, as at each checkpoint, is not reported."""
     above: float = 0.1
-    """A floor counts as above the previous one from this part of the mean rise on: else noise between large steps would count."""
-    given_back: float = 0.25
-    """Most of the growth that may be freed again: memory freed at the end of each epoch is no leak."""
+    """Part of the mean rise from which a floor counts as above the previous one; less is noise between large steps."""
+    freed_part: float = 0.25
+    """Maximum part of the growth that is freed again: memory freed at the end of each epoch is not a leak."""
     steady: float = 0.6
-    """Least slope of the last windows relative to the first ones: 1 for a leak. Logarithmic settling, as of fragmentation, has 0.4 from a
+    """Minimum slope of the last windows relative to the first ones: 1 for a leak. Logarithmic settling, as of fragmentation, has 0.4 from a
     fifth of the recording on, exponential settling less."""
     steady_cache: float = 0.8
-    """The same where the growth may be a dataset cache."""
+    """The same if the growth may be a dataset cache."""
     in_step: float = 0.9
-    """Mean resultant length of the phases, above which readings are all of nearly the same phase: within a seventh of a step."""
+    """Mean resultant length of the phases above which all readings have nearly the same phase: within a seventh of a step."""
     turns: float = 2.0
-    """Steps through which the phase must drift, for the readings to show what a step allocates and frees; one would be enough, but
-    windows blur the drift."""
+    """Steps through which the phase must drift, so that the readings cover all phases of a step; one would be enough, but windows blur
+    the drift."""
     part: float = 0.4
-    """Share of the windows that count as the first, and as the last, ones."""
-    standing: float = 0.001
-    """Least distance of two floors, as a part of all steps: nearer together the job stood still, and they give no slope."""
+    """Share of the windows that are the first, and the last, ones."""
+    least_progress: float = 0.001
+    """Minimum distance of two floors as a part of all steps: the job made no progress between closer ones, and they give no slope."""
     least_bytes: int = 32 << 20
-    """malloc arenas, thread stacks and the recording itself grow by so much in healthy jobs."""
+    """Minimum growth: malloc arenas, thread stacks and the recording itself grow by as much in healthy jobs."""
     least_share: float = 0.02
-    """Part of the memory in use: allocators of large processes settle by as much."""
+    """Minimum growth as a part of the memory in use: allocators of large processes settle by as much."""
 
 
 TUNING = Tuning()
@@ -77,10 +77,10 @@ class Rise(msgspec.Struct, frozen=True):
     """At the end."""
 
 
-def aliased(phases: Array) -> bool:
-    """Whether the readings are aliased: taken at nearly the same phase of neighbouring steps, a little later each time, so that the
-    memory use within one step looks like growth. ``phases`` [N]: positions in their steps, 0 to 1, in order of time."""
-    if not enough(len(phases)):
+def is_aliased(phases: Array) -> bool:
+    """Whether the readings are aliased: their phase is nearly the same in neighbouring steps and drifts slowly, so that the memory use
+    within one step looks like growth. ``phases`` [N]: positions in their steps, 0 to 1, in order of time."""
+    if not has_enough_readings(len(phases)):
         return False
     turned = np.exp(2j * np.pi * phases)
     count = min(TUNING.most_windows, len(phases) // TUNING.readings)
@@ -93,44 +93,44 @@ def aliased(phases: Array) -> bool:
     )
 
 
-def enough(readings: int) -> bool:
+def has_enough_readings(readings: int) -> bool:
     """Whether there are enough readings to detect growth."""
     return readings >= TUNING.fewest_windows * TUNING.readings
 
 
 def rise_of(progress: Array, held_bytes: Array, *, cache: bool = False) -> Rise | None:
-    """The growth of a series; None where it does not grow all along. ``progress`` [N]: steps done at each reading, rising. ``cache``:
+    """The growth of a series; None if it does not grow throughout. ``progress`` [N]: steps done at each reading, ascending. ``cache``:
     whether the growth may be a dataset cache."""
-    if not enough(len(progress)):
+    if not has_enough_readings(len(progress)):
         return None
     steps, floors = _floors(progress, progress, held_bytes)
     if len(floors) < TUNING.fewest_windows:
         return None
     steady = TUNING.steady_cache if cache else TUNING.steady
-    # Also by readings: in a job that became slow, growth that stopped long ago has few steps since.
+    # Also test windows of equal time: in a job that became slow, few steps follow after growth that stopped long ago.
     clock = np.arange(len(progress), dtype=float)
-    all_along = trend(steps, floors, RANGE_LEVEL)
+    whole_trend = trend(steps, floors, RANGE_LEVEL)
     grown = float(floors[-1] - floors[0])
     mean_slope = grown / float(steps[-1] - steps[0])
     slopes = np.diff(floors) / np.diff(steps)
-    fallen = float((np.maximum.accumulate(floors) - floors).max())
+    freed_bytes = float((np.maximum.accumulate(floors) - floors).max())
     if (
         grown < max(TUNING.least_bytes, TUNING.least_share * float(floors[0]))
-        or all_along.low <= 0
-        or all_along.z_score < TUNING.z_score
+        or whole_trend.low <= 0
+        or whole_trend.z_score < TUNING.z_score
         or (slopes > TUNING.above * mean_slope).mean() < TUNING.rising
-        or fallen > TUNING.given_back * grown
+        or freed_bytes > TUNING.freed_part * grown
         or floors[-1] <= floors[-3]
         or not _keeps_rising(steps, floors, steady)
         or not _keeps_rising(*_floors(clock, progress, held_bytes), steady)
     ):
         return None
-    whole = all_along.slope * float(progress[-1] - progress[0])
-    return Rise(all_along.slope, all_along.low, all_along.high, whole, float(floors[-1]))
+    whole = whole_trend.slope * float(progress[-1] - progress[0])
+    return Rise(whole_trend.slope, whole_trend.low, whole_trend.high, whole, float(floors[-1]))
 
 
 def _floors(cut: Array, progress: Array, held_bytes: Array) -> tuple[Array, Array]:
-    """(steps done, value) of the minimum of each window. Windows have equal length in ``cut``, or more where that would give too few
+    """(steps done, value) of the minimum of each window. Windows have equal length in ``cut``, or are longer if they would have too few
     readings."""
     width = (cut[-1] - cut[0]) / TUNING.most_windows
     least, begin = [], 0
@@ -139,12 +139,12 @@ def _floors(cut: Array, progress: Array, held_bytes: Array) -> tuple[Array, Arra
         least.append(begin + int(np.argmin(held_bytes[begin:end])))
         begin = end
     steps, floors = progress[least], held_bytes[least]
-    on = np.append(True, np.diff(steps) > TUNING.standing * (progress[-1] - progress[0]))
+    on = np.append(True, np.diff(steps) > TUNING.least_progress * (progress[-1] - progress[0]))
     return steps[on], floors[on]
 
 
 def _keeps_rising(steps: Array, floors: Array, steady: float) -> bool:
-    """Whether the last floors rise as the first ones do; True where one of these parts has too few floors to compare."""
+    """Whether the last floors rise nearly as fast as the first ones; True if there are too few floors to compare."""
     some = max(3, int(TUNING.part * len(floors)))
     if len(floors) < some + 1:
         return True
@@ -157,13 +157,14 @@ def _keeps_rising(steps: Array, floors: Array, steady: float) -> bool:
 _SETTLING_SHARE = 0.2
 """Part of a recording, at its beginning, in which allocators, caches and thread pools of short jobs settle."""
 _AFTER_WINDOW_NS = 2_000_000_000
-"""Time after the profiler window is saved by which its memory is freed."""
+"""Time after saving the profiler window until its memory is freed."""
 _SECOND_NS = 1_000_000_000
-"""A second, about the interval of memory readings."""
+"""A second, the approximate interval of memory readings."""
 _SLOWED = 0.7
-"""A cache whose last windows add less than this part of the first ones is distinguishable from a leak, which adds as much."""
+"""Growth of a cache in the last windows, relative to the first ones, below which it is distinguishable from a leak, whose growth stays the
+same."""
 _PASSES = 0.95
-"""Part of an epoch that counts as whole: dropped batches and unrecorded steps are missing."""
+"""Part of an epoch that counts as a whole one: dropped batches and unrecorded steps are missing."""
 
 
 class MemoryKind(StrEnum):
@@ -175,7 +176,7 @@ class MemoryKind(StrEnum):
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """The observation period for leaks of a rank. Times are epoch ns, as those of steps."""
+    """The observation period for leaks of a rank. Times are epoch ns, like those of steps."""
 
     begin_ns: int
     end_ns: int
@@ -188,9 +189,9 @@ class Observation(msgspec.Struct, frozen=True):
     workers_end: bool
     """Whether the loader's workers end with each epoch, which frees their memory."""
     workers_ended: bool
-    """Whether they did so at least once."""
+    """Whether they ended at least once."""
     steps_left: float | None
-    """Steps until a cache is full at the present pace, or until the workers end with their epoch; None where the length of an epoch
+    """Steps until a cache is full at the present pace, or until the workers end with their epoch; None if the length of an epoch
     is unknown."""
 
     @property
@@ -200,7 +201,7 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 def observation_of(log: RankLog) -> Observation | None:
-    """The observation period of a rank; None where it was recorded for too short a time."""
+    """The observation period of a rank; None if the recording is too short."""
     steps = log.steps[WARM_UP_STEPS:]
     if len(steps) < 2:
         return None
@@ -209,9 +210,9 @@ def observation_of(log: RankLog) -> Observation | None:
     begin = max(steps[0].start_ns, settled, _window_end_ns(log) + _AFTER_WINDOW_NS)
     passes = _Epochs.of(log)
     after = None if passes is None else passes.end_ns(first, end)
-    if after is not None and enough((end - max(after, begin)) // _SECOND_NS):
+    if after is not None and has_enough_readings((end - max(after, begin)) // _SECOND_NS):
         begin = max(after, begin)
-    if not enough((end - begin) // _SECOND_NS):
+    if not has_enough_readings((end - begin) // _SECOND_NS):
         return None
     rows = [step for step in steps if step.start_ns >= begin]
     if len(rows) < 2:
@@ -246,18 +247,18 @@ class _Epochs(msgspec.Struct, frozen=True):
     """Epochs of the training loader."""
 
     recorded: float
-    """Number of epochs in the recording; 0 where unknown."""
+    """Number of epochs in the recording; 0 if unknown."""
     second_ns: int | None
-    """Recorded start of the second epoch, epoch ns; None where there is none."""
+    """Recorded start of the second epoch, Unix time in ns; None if there is none."""
     parts: int
     """Parts of the dataset: number of processes that read different parts in each epoch."""
     workers: int
     workers_end: bool
     """Whether each epoch starts new workers."""
     steps_to_end: float | None
-    """Steps to the end of the last epoch; None where the length of an epoch is unknown."""
+    """Steps to the end of the last epoch; None if the length of an epoch is unknown."""
     steps: float | None
-    """Steps of an epoch; None where unknown."""
+    """Steps of an epoch; None if unknown."""
 
     @classmethod
     def of(cls, log: RankLog) -> _Epochs | None:
@@ -290,14 +291,14 @@ class _Epochs(msgspec.Struct, frozen=True):
             second_ns=begins[1].start_ns if len(begins) > 1 else None,
             parts=parts,
             workers=workers,
-            # False is torch's default; a loader that is not torch's may not have the setting.
+            # False is torch's default; loaders of other libraries may not have the setting.
             workers_end=workers > 0 and settings.get("persistent_workers") is False,
             steps_to_end=None if pass_steps is None else pass_steps - since % pass_steps,
             steps=pass_steps,
         )
 
     def end_ns(self, first_ns: int, end_ns: int) -> int | None:
-        """End of the first epoch, epoch ns; None where it did not end, or is unknown."""
+        """End of the first epoch, Unix time in ns; None if it did not end, or is unknown."""
         ends = [] if self.second_ns is None else [self.second_ns]
         if self.recorded > 1:
             ends.append(first_ns + int((end_ns - first_ns) / self.recorded))
@@ -305,8 +306,8 @@ class _Epochs(msgspec.Struct, frozen=True):
 
     @property
     def steps_left(self) -> float | None:
-        """Steps, at the present pace, until a process's cache contains the whole dataset: the rest of this epoch and, as epoch ``n`` adds
-        ``(1 - 1/S)^n``, ``S - 1`` epochs more. Where workers end with the epoch: the rest of this epoch. None where unknown."""
+        """Steps, at the present pace, until a process's cache contains the whole dataset: the rest of this epoch and ``S - 1`` more epochs,
+        because epoch ``n`` adds ``(1 - 1/S)^n``. If workers end with the epoch: the rest of this epoch. None if unknown."""
         if self.steps is None or self.steps_to_end is None:
             return None
         if self.workers_end:

@@ -19,10 +19,9 @@ from .rank import DeviceMemory, Rank, host_free, ranks_of
 _KEPT_FREE = 0.1
 """Part of the headroom that is not usable: allocators round up, and fragments are lost."""
 _LEAST_ACTIVATIONS = 0.05
-"""Part of the peak that activations must take for an estimate: with less, no reading fell between two steps' activations."""
+"""Minimum part of the peak that activations take for an estimate: with less, no reading was taken while they were freed."""
 _INHERITED = 2.0
-"""Newly forked workers inherit the rank's memory. Workers grow by themselves where each of them grows by more than this multiple of the
-rank's growth."""
+"""Minimum growth of each worker as a multiple of the rank's growth. Less is inherited from the rank, by newly forked workers."""
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -30,7 +29,7 @@ class Memory(msgspec.Struct, frozen=True):
 
     facts: MemoryFacts
     ranks: Mapping[int, RankMemory]
-    """Rank number → memory in the table of ranks; without ranks of which nothing is known."""
+    """Rank number → memory in the table of ranks; without ranks for which nothing is known."""
     notes: Sequence[str] = ()
 
 
@@ -52,7 +51,7 @@ def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Me
             begin_ns, end_ns = min(step.start_ns for step in steps), max(step.end_ns for step in steps)
             free[name] = host_free(hosts[name], begin_ns, end_ns)
     grows = {place: [rank for rank in ranks if place in rank.rises] for place in MemoryKind}
-    grows[MemoryKind.WORKERS] = [rank for rank in grows[MemoryKind.WORKERS] if not _inherits(rank)]
+    grows[MemoryKind.WORKERS] = [rank for rank in grows[MemoryKind.WORKERS] if not _workers_inherit(rank)]
 
     def on_host(rank: Rank) -> tuple[float | None, float]:
         name = rank.log.host
@@ -75,11 +74,11 @@ def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Me
             MemoryKind.DEVICE,
             lambda rank: (rank.device_free, rank.hourly(MemoryKind.DEVICE)),
         ),
-        **_amounts(ranks),
-        **_room(ranks, here, free, hosts),
-        allocated_peak_bytes=_most(rank.device.allocated_peak for rank in ranks if rank.device),
-        reserved_peak_bytes=_most(rank.device.reserved_peak for rank in ranks if rank.device),
-        allocation_retries=_most(rank.device.retries for rank in ranks if rank.device),
+        **_usage(ranks),
+        **_headroom(ranks, here, free, hosts),
+        allocated_peak_bytes=_max_or_none(rank.device.allocated_peak for rank in ranks if rank.device),
+        reserved_peak_bytes=_max_or_none(rank.device.reserved_peak for rank in ranks if rank.device),
+        allocation_retries=_max_or_none(rank.device.retries for rank in ranks if rank.device),
         lasting_retries=retries,
         steps_per_retry=steps_per_retry,
     )
@@ -89,7 +88,7 @@ def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Me
 
 
 def _lasting_retries(devices: Sequence[DeviceMemory]) -> tuple[float | None, float | None]:
-    """(the allocator's retries in the second half of the readings, steps between them) of the rank with the most."""
+    """(the allocator's retries in the second half of the readings, steps per retry) of the rank with most retries."""
     counts = [
         (float(each.lasting_retries), each.lasting_steps)
         for each in devices
@@ -99,15 +98,15 @@ def _lasting_retries(devices: Sequence[DeviceMemory]) -> tuple[float | None, flo
     return count, steps / count if count and steps else None
 
 
-def _inherits(rank: Rank) -> bool:
-    """Whether the growth of the rank's workers is explained by forking from the growing rank."""
+def _workers_inherit(rank: Rank) -> bool:
+    """Whether forking from the growing rank explains the growth of its workers."""
     own = rank.rises.get(MemoryKind.PROCESS)
     workers = int((rank.log.main_loader_settings or {}).get("num_workers") or 1)
     return own is not None and rank.rises[MemoryKind.WORKERS].slope / workers < _INHERITED * own.slope
 
 
 def _observed_hours(ranks: Sequence[Rank], place: MemoryKind) -> float | None:
-    return _most(
+    return _max_or_none(
         rank.observation.hours for rank in ranks if rank.observation is not None and place in rank.observed
     )
 
@@ -145,8 +144,8 @@ def _growth(growing: Sequence[Rank], place: MemoryKind, left: _Free) -> Growth |
     )
 
 
-def _amounts(ranks: Sequence[Rank]) -> dict[str, Any]:
-    """Facts on ranks that use more than the others: device memory where all ranks recorded it, host memory in jobs on CPUs."""
+def _usage(ranks: Sequence[Rank]) -> dict[str, Any]:
+    """Facts on ranks that use more than the others: device memory if all ranks recorded it, host memory in jobs on CPUs."""
     on_device = all(rank.device_most is not None for rank in ranks)
     if not ranks or not (on_device or _on_cpus(ranks)):
         return {}
@@ -170,13 +169,13 @@ def _on_cpus(ranks: Sequence[Rank]) -> bool:
     return all(rank.log.record.info.get("device") == "cpu" for rank in ranks)
 
 
-def _room(
+def _headroom(
     ranks: Sequence[Rank],
     here: Mapping[str, Sequence[Rank]],
     free: Mapping[str, tuple[float | None, float | None]],
     hosts: Mapping[str, HostTelemetry],
 ) -> dict[str, Any]:
-    """Facts on memory that was never used; on CPUs it is divided among all ranks on the host, including those without a step log."""
+    """Facts on memory that was never used. On CPUs it is divided among all ranks on the host, including those without a step log."""
     if ranks and _on_cpus(ranks):
         known = [
             (left / limit, left / _ranks_on(hosts[name], here[name]), limit)
@@ -203,12 +202,12 @@ def _room(
 
 
 def _ranks_on(host: HostTelemetry, recorded: Sequence[Rank]) -> int:
-    """Number of the job's ranks on a host: those with a step log, and others in its telemetry with a rank number below the world size, as
-    an earlier attempt may have had more ranks."""
+    """Number of the job's ranks on a host: those with a step log, and others in its telemetry. Rank numbers from the world size on are
+    ignored, because an earlier attempt may have had more ranks."""
     world = int(recorded[0].log.record.info.get("world_size") or 0)
     known = {rank.log.rank for rank in recorded}
     return len(known.union(rank for rank in host.ranks if rank < world))
 
 
-def _most(values: Iterable[float | None]) -> float | None:
+def _max_or_none(values: Iterable[float | None]) -> float | None:
     return max((float(value) for value in values if value is not None), default=None)

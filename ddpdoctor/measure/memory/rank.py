@@ -1,5 +1,5 @@
 """The memory of one rank: of its process and children from the host's telemetry, and of its device from torch's counters
-(``memory.jsonl``). Lines that no rank can have written are dropped.
+(``memory.jsonl``). Invalid lines are dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.rundir import MEMORY_FILE, MEMORY_SCHEMA, Phase
 from ddpdoctor.rundir.files import broken_lines
 
-from .growing import MemoryKind, Observation, Rise, aliased, enough, observation_of, rise_of
+from .growing import MemoryKind, Observation, Rise, has_enough_readings, is_aliased, observation_of, rise_of
 
 _PROCESS_FIELDS = ("process_memory_bytes", "process_rss_bytes")
 """The first available one is used: not every system reports memory without pages of files."""
@@ -57,7 +57,8 @@ def process_memory(log: RankLog, host: HostTelemetry) -> Series:
 
 
 def workers_memory(log: RankLog, host: HostTelemetry) -> Series:
-    """Memory of all children together, at readings with the most frequent number of children: between epochs, workers start and end."""
+    """Memory of all children together, at readings with the most frequent number of children, because workers start and end between
+    epochs."""
     times, held = _column(log, host, "children_memory_bytes")
     _, children = _column(log, host, "num_children")
     numbers, often = np.unique(children[(children > 0) & ~np.isnan(held)], return_counts=True)
@@ -68,7 +69,7 @@ def workers_memory(log: RankLog, host: HostTelemetry) -> Series:
 
 
 def _column(log: RankLog, host: HostTelemetry, field: str) -> tuple[Array, Array]:
-    """(times, values) of the recorded process; NaN for another process id, as of an earlier attempt."""
+    """(times, values) of the recorded process; NaN for other process ids, such as those of an earlier attempt."""
     times, values = host.rank_column(log.rank, field)
     pid = log.record.info.get("pid")
     if pid is not None:
@@ -77,7 +78,7 @@ def _column(log: RankLog, host: HostTelemetry, field: str) -> tuple[Array, Array
 
 
 def host_free(host: HostTelemetry, begin_ns: float, end_ns: float) -> tuple[float | None, float | None]:
-    """(limit, least free memory between the two times, epoch ns), bytes; of the control group where that is tighter."""
+    """(limit, least free memory between the two times, epoch ns), bytes; of the control group if it has less free memory."""
     stated = host.header.get("host_facts") or {}
     found = [
         (stated.get("memory_total_bytes"), host.host_column("memory_available_bytes")),
@@ -142,7 +143,7 @@ class DeviceMemory(msgspec.Struct, frozen=True):
     """At the last reading."""
     retries: int | None
     lasting_retries: int | None
-    """Those in the second half of the readings, while the rank trained."""
+    """Retries in the second half of the readings."""
     lasting_steps: int
     """Steps in that half."""
     phases: dict[str, int] = msgspec.field(default_factory=dict)
@@ -155,27 +156,27 @@ class DeviceMemory(msgspec.Struct, frozen=True):
 
 
 def device_memory(log: RankLog, notes: list[str]) -> DeviceMemory | None:
-    """The device memory of a rank; None where it recorded none, or where its file is invalid, which adds to ``notes``."""
-    looks, total = _readings(log, notes)
-    if not looks:
+    """The device memory of a rank; None if it recorded none, or if its file is invalid. Problems of the file are added to ``notes``."""
+    readings, total = _readings(log, notes)
+    if not readings:
         return None
     phases: dict[str, int] = {}
-    for line in looks:
+    for line in readings:
         if line.phase in _PHASES:
             phases[line.phase] = max(phases.get(line.phase, 0), line.allocated_bytes or 0)
-    allocated = np.array([line.allocated_bytes for line in looks], float)
-    lasting = looks[len(looks) // 2 :]
+    allocated = np.array([line.allocated_bytes for line in readings], float)
+    lasting = readings[len(readings) // 2 :]
     counted = [line.retries for line in lasting if line.retries is not None]
     steps = [line.step for line in lasting if line.step is not None]
     return DeviceMemory(
         total_bytes=total,
-        times_ns=np.array([line.t_ns for line in looks], float),
+        times_ns=np.array([line.t_ns for line in readings], float),
         allocated=allocated,
-        # The job may reset torch's peaks.
-        allocated_peak=max(int(allocated.max()), *(line.allocated_peak_bytes or 0 for line in looks)),
-        reserved_peak=max(max(line.reserved_peak_bytes or 0, line.reserved_bytes or 0) for line in looks),
-        reserved=looks[-1].reserved_bytes or 0,
-        retries=max((line.retries for line in looks if line.retries is not None), default=None),
+        # The job may reset torch's peak counters.
+        allocated_peak=max(int(allocated.max()), *(line.allocated_peak_bytes or 0 for line in readings)),
+        reserved_peak=max(max(line.reserved_peak_bytes or 0, line.reserved_bytes or 0) for line in readings),
+        reserved=readings[-1].reserved_bytes or 0,
+        retries=max((line.retries for line in readings if line.retries is not None), default=None),
         # The job may reset torch's counters.
         lasting_retries=max(0, counted[-1] - counted[0]) if counted else None,
         lasting_steps=max(0, steps[-1] - steps[0]) if steps else 0,
@@ -196,26 +197,26 @@ def _readings(log: RankLog, notes: list[str]) -> tuple[list[_Line], int | None]:
     info = log.record.info
     is_lost = info.get("ended_ns") is not None and str(info.get("device") or "").startswith("cuda")
     if not lines and not broken and not is_lost:
-        return [], None  # else it trained on a GPU, and ended its recording in order
+        return [], None  # an empty file is an error only if the rank trained on a GPU and ended normally
     if not lines or lines[0].schema != MEMORY_SCHEMA:
         notes.append(f"{path} does not begin with a line of {MEMORY_SCHEMA} and is ignored.")
         return [], None
-    looks = [line for line in lines if line.is_reading]
+    readings = [line for line in lines if line.is_reading]
     broken += sum(not line.is_reading and line.schema is None for line in lines)
     total = next((line.total_bytes for line in lines if line.total_bytes is not None), None)
     if total is not None:
-        possible = [line for line in looks if line.most_bytes <= total]
-        if total < _LEAST_DEVICE_BYTES or 2 * len(possible) < len(looks):
+        possible = [line for line in readings if line.most_bytes <= total]
+        if total < _LEAST_DEVICE_BYTES or 2 * len(possible) < len(readings):
             notes.append(
                 f"{path}: the device's size, {total:,} bytes, is too small for what it holds, and is ignored."
             )
             total = None
         else:
-            broken += len(looks) - len(possible)
-            looks = possible
+            broken += len(readings) - len(possible)
+            readings = possible
     if broken:
         notes.append(broken_lines(path, broken).text)
-    return sorted(looks, key=lambda line: line.t_ns or 0), total
+    return sorted(readings, key=lambda line: line.t_ns or 0), total
 
 
 def _lines(log: RankLog) -> tuple[list[_Line], int]:
@@ -237,9 +238,9 @@ class Rank(msgspec.Struct, frozen=True):
     observation: Observation | None
     held: Mapping[MemoryKind, Series]
     rises: Mapping[MemoryKind, Rise]
-    """Growth of those that grow in the observation period."""
+    """Growth in the observation period; only kinds that grow."""
     observed: frozenset[MemoryKind]
-    """Which have enough readings in the observation period."""
+    """Kinds with enough readings in the observation period."""
     device: DeviceMemory | None
     device_total: float | None
     device_used: float | None
@@ -264,7 +265,7 @@ class Rank(msgspec.Struct, frozen=True):
         return place == MemoryKind.WORKERS and self.observation is not None and self.observation.workers_end
 
     def still_grows(self, place: MemoryKind) -> float | None:
-        """Upper bound of the further growth, bytes, for a cache or workers that end with the epoch; None without a bound."""
+        """Upper bound of the further growth, bytes, for a cache or workers that end with the epoch; None if there is no bound."""
         if self.observation is None or not (self.may_be_cache(place) or self.ends_with_pass(place)):
             return None
         left = self.observation.steps_left
@@ -272,13 +273,13 @@ class Rank(msgspec.Struct, frozen=True):
 
     @property
     def device_most(self) -> float | None:
-        """Largest use of the device, bytes: the larger of NVML's and torch's, whose counters lack CUDA context and communicators."""
-        said = [self.device.reserved_peak if self.device else None, self.device_used]
-        return max((float(each) for each in said if each is not None), default=None)
+        """Largest use of the device, bytes: the larger of NVML's and torch's values. Torch's lack CUDA context and communicators."""
+        values = [self.device.reserved_peak if self.device else None, self.device_used]
+        return max((float(each) for each in values if each is not None), default=None)
 
     @property
     def device_free(self) -> float | None:
-        """Bytes of the device that tensors can still use at the end: without other use, by NVML."""
+        """Bytes of the device that tensors can still use at the end: without tensors, and without other use by NVML."""
         if self.device is None or self.device_total is None:
             return None
         others = max(0.0, (self.device_used or 0.0) - self.device.reserved)
@@ -297,7 +298,7 @@ class Rank(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> RankMemory | None:
-        """The rank's memory in the table of ranks; None where nothing is known."""
+        """The rank's memory in the table of ranks; None if nothing is known."""
         if self.held[MemoryKind.PROCESS].most is None and self.device_most is None:
             return None
         rise = self.rises.get(MemoryKind.PROCESS)
@@ -335,7 +336,7 @@ def _rank(
         assert span is not None
         part = whole.within(span.begin_ns, span.end_ns)
         progress = _progress(log, part)
-        if not enough(len(progress)) or aliased(progress % 1.0):
+        if not has_enough_readings(len(progress)) or is_aliased(progress % 1.0):
             continue
         observed.add(place)
         rise = rise_of(progress, part.bytes_, cache=span.data_in == place)
@@ -351,7 +352,7 @@ def _progress(log: RankLog, held: Series) -> Array:
     ends = np.array([step.end_ns for step in log.steps], float)
     numbers = np.array([step.number for step in log.steps], float)
     place = np.clip(np.searchsorted(starts, held.times_ns, side="right") - 1, 0, None)
-    # Of steps that were not read, the next one's start is known.
+    # If the following steps were not read, the count is interpolated up to the next step that was.
     following = np.minimum(place + 1, len(starts) - 1)
     last = following == place
     until = np.where(last, ends[place], starts[following])

@@ -1,18 +1,17 @@
 """Measurements that need no causes: times, breakdown, communication, devices, hosts, settings.
 
-In: the graph, the logs and windows behind it, telemetry. Out: groups of facts, and what reports draw. One function builds one whole
-group of facts; nothing here is priced, and no rank is named as a cause. Values from other stages, such as the best bucket size, are
-arguments.
+In: the graph, its logs and windows, telemetry. Out: groups of facts, and data for charts. One function builds each group of facts;
+nothing is priced here, and no rank is named as a cause. Values from other stages, such as the best bucket size, are arguments.
 """
 
 from .buckets import bucket_facts, reducer_work
 from .charts import (
     lateness,
     lateness_ns,
-    later_ns,
     rank_summaries,
     readings,
     series,
+    signed_lateness_ns,
     telemetry_series,
     timeline,
     typical_arrival,

@@ -1,8 +1,8 @@
-"""Facts about DDP's gradient buckets: settings, times of the step logs, and what the window shows.
+"""Facts about DDP's gradient buckets: settings, times from the step logs, and measurements from the window.
 
-A reduction of gradients also costs the training thread time before the last gradient is ready. On a CPU the reducer copies each
-gradient into its bucket and hands each full bucket to the backend during the backward pass, on the thread that computes. A step log
-counts that as computation. It disappears without the reduction (``no_sync``), and handing over takes less with fewer buckets; the
+A reduction of gradients also costs time of the training thread before the last gradient is ready. On a CPU the reducer copies each
+gradient into its bucket and issues each full bucket to the backend during the backward pass, on the thread that computes. A step log
+counts that as computation. Without the reduction (``no_sync``) it disappears, and with fewer buckets issuing takes less time. The
 profiler window shows how long it takes.
 """
 
@@ -34,23 +34,22 @@ from ddpdoctor.trace import classify
 
 from .communication import in_marked_steps, marked_steps
 
-_AMONG = 0.1
-"""Share of the time from the first to the last reduction of a step in which the device may compute after the backward pass: buckets are
-copied into their gradients."""
+_MOST_COPY_SHARE = 0.1
+"""Largest share of the time from the first to the last reduction of a step in which the device computes although the backward pass is
+over: buckets are copied into their gradients."""
 
 
 def backward_of(window: Window) -> tuple[float, float] | None:
-    """(length of a backward pass in ms, when its first bucket starts as a share of it), medians over the
-    steps.
+    """Return the length of a backward pass in ms, and the share of it after which the first bucket starts; medians over the steps.
 
-    The backward pass is what the autograd engine's thread launches; on a CPU, what it computes.
+    The backward pass is the work that functions of the autograd engine launch; on a CPU, these functions themselves.
     """
     trace = window.trace
     engine = trace.category_mask("cpu_op") & trace.name_mask(lambda name: name.startswith(ENGINE))
     if not engine.any() or not window.steps:
         return None
     if window.on_device:
-        # The device runs behind the host, by more than a step at times: its kernels belong to the step that launched them.
+        # The device may run behind the host by more than a step: its kernels belong to the step that launched them.
         rows = np.flatnonzero(launched_inside(trace, engine) & ~classify.communication_kernels(trace))
         calls = launches(trace, rows)
         rows, calls = rows[calls >= 0], calls[calls >= 0]
@@ -77,16 +76,16 @@ def backward_of(window: Window) -> tuple[float, float] | None:
 
 
 def _in_steps(window: Window, at: Ints) -> Iterator[Ints]:
-    """For each marked step, the index of the host times in it."""
+    """For each marked step, the indices of the host times in it."""
     order = np.argsort(at, kind="stable")
     bounds = np.array([(low, high) for _, low, high in window.steps], np.int64)
-    for first, behind in np.searchsorted(at[order], bounds):
-        yield order[first:behind]
+    for first, stop in np.searchsorted(at[order], bounds):
+        yield order[first:stop]
 
 
 def reduces_after_backward(window: Window) -> bool:
-    """Whether each step has two or more reductions of gradients in a row, with nearly no computation during or between them: then the
-    backward pass is over when the first begins, even if the trace lacks other events."""
+    """Return whether steps have several reductions of gradients with nearly no computation during or between them. Then the backward pass
+    is over when the first one begins, which is known even if the trace lacks other events."""
     step = np.where(window.collectives.of_kind(SyncKind.GRADIENTS), step_of_collectives(window), UNKNOWN_STEP)
     order = np.argsort(step, kind="stable")
     numbers, first, count = np.unique(step[order], return_index=True, return_counts=True)
@@ -96,31 +95,32 @@ def reduces_after_backward(window: Window) -> bool:
     begin = np.minimum.reduceat(window.collectives.start[order], first)[several]
     stop = np.maximum.reduceat(window.collectives.end[order], first)[several]
     shares = covered(window.compute, begin, stop) / np.maximum(stop - begin, 1)
-    return float(np.median(shares)) <= _AMONG
+    return float(np.median(shares)) <= _MOST_COPY_SHARE
 
 
 _COPIES = "torch::distributed::reducer::"
-"""How the names of the reducer's own copies begin (torch/csrc/distributed/c10d/reducer.cpp)."""
+"""Prefix of the names of the reducer's own copies (torch/csrc/distributed/c10d/reducer.cpp)."""
 _ISSUES = ("c10d::allreduce_", "c10d::allreduce_coalesced_")
-"""Operators that hand a bucket to the backend (torch/csrc/distributed/c10d/Ops.cpp)."""
+"""Operators that issue a bucket to the backend (torch/csrc/distributed/c10d/Ops.cpp)."""
 
 
 class ReducerWork(msgspec.Struct, frozen=True):
-    """Means over the reductions that the window of one rank shows."""
+    """Time that reductions cost the training thread of one rank; means over the window."""
 
     whole_ns: float
-    """ns of copying and issuing in one backward pass, up to the arrival of the rank (its last gradient)."""
+    """ns of copying and issuing in one backward pass, up to the rank's arrival (its last gradient)."""
     issue_ns: float
     """ns of issuing one bucket."""
 
 
 def reducer_work(logs: Sequence[RankLog], windows: Sequence[Window]) -> list[ReducerWork | None]:
-    """By position of the log; None for ranks whose window shows no reduction, and for devices, whose hosts do this concurrently."""
+    """Return the reducer's work by position of the log; None for ranks whose window has no reduction, and for jobs on devices, whose hosts
+    do this concurrently."""
     by_rank = {window.rank: window for window in windows if not window.on_device}
-    return [_of_rank(log, by_rank[log.rank]) if log.rank in by_rank else None for log in logs]
+    return [_reducer_work_of_rank(log, by_rank[log.rank]) if log.rank in by_rank else None for log in logs]
 
 
-def _of_rank(log: RankLog, window: Window) -> ReducerWork | None:
+def _reducer_work_of_rank(log: RankLog, window: Window) -> ReducerWork | None:
     passes = [
         (step.start_of(event), step.start_ns + event.gradients_ready_ns, step.end_of(event))
         for step in log.steps
@@ -138,7 +138,7 @@ def _of_rank(log: RankLog, window: Window) -> ReducerWork | None:
     issues = event_union(trace, own & trace.name_mask(lambda name: name in _ISSUES))
     start, arrival, stop = (np.array(times) for times in zip(*passes, strict=True))
     both = union_of(copies, issues)
-    # Calls outside a backward pass are the script's own, such as metrics.
+    # Calls outside a backward pass are the script's own, such as for metrics.
     inside = holds((start, stop), issues[0])
     if not inside.any():
         return None
@@ -149,7 +149,7 @@ def _of_rank(log: RankLog, window: Window) -> ReducerWork | None:
 
 
 _UNKNOWN_IF_0 = ("median_bytes", "backward_ms", "syncs_per_step")
-"""Facts for which 0 in a log means unknown."""
+"""Facts for which a 0 from the logs means unknown."""
 
 
 def bucket_facts(
@@ -159,11 +159,11 @@ def bucket_facts(
     logs: Sequence[RankLog],
     windows: Sequence[Window],
 ) -> BucketFacts:
-    """How gradients are reduced: from the logs, completed from the windows; ``graph`` is the primary one."""
+    """Return the facts about gradient reduction from the logs, completed from the windows; ``graph`` is the primary one."""
     from_logs = _from_logs(logs, graph, log_graph or graph) if logs else BucketFacts()
     if window_graph is None:
         return from_logs
-    # Backward passes with reduced gradients per step of an optimizer.
+    # Backward passes with reduced gradients per optimizer step.
     counts = [
         len({sync.micro for sync in group.syncs if sync.kind == SyncKind.GRADIENTS})
         / max(1, len({sync.update for sync in group.syncs if sync.kind == SyncKind.GRADIENTS}))
@@ -179,12 +179,12 @@ def bucket_facts(
 
 
 def _from_logs(logs: Sequence[RankLog], graph: Graph, log_graph: Graph) -> BucketFacts:
-    """Buckets as DDP states them on the first rank, and how often gradients are reduced: a log counts one reduction per backward pass,
+    """Bucket sizes as DDP states them on the first rank, and how often gradients are reduced. A log has one reduction per backward pass,
     a window one per bucket."""
     modules = logs[0].record.info.get("ddp") or []
     sizes = [float(size) for ddp in modules for size in ddp.get("bucket_bytes") or []]
     cap = next((cap for ddp in modules if (cap := ddp.get("bucket_cap_bytes"))), None)
-    # Of the backward passes after the warm-up that reduced gradients, when each bucket was ready.
+    # When each bucket was ready, in the backward passes after the warm-up that reduced gradients.
     passes_ns = [
         event.ready_ns
         for log in logs
@@ -216,13 +216,13 @@ def _from_logs(logs: Sequence[RankLog], graph: Graph, log_graph: Graph) -> Bucke
 
 
 def _per_cycle(graph: Graph, kind: SyncKind) -> float | None:
-    """Mean number of synchronisations of one kind per cycle."""
+    """Mean number of synchronisations of one kind per cycle; None without cycles."""
     counts = [sum(sync.kind == kind for sync in group.syncs) * len(group.steps) for group in graph.groups]
     return sum(counts) / graph.cycles if graph.cycles else None
 
 
 def _from_windows(windows: Sequence[Window], syncs: float) -> BucketFacts:
-    """Bucket facts from the windows; ``syncs``: reductions of all gradients per step."""
+    """Bucket facts from the windows; ``syncs``: backward passes with reduced gradients per step."""
     steps = marked_steps(windows)
     of_windows = [
         window.collectives.bytes[in_marked_steps(window) & window.collectives.of_kind(SyncKind.GRADIENTS)]
@@ -247,7 +247,7 @@ def _from_windows(windows: Sequence[Window], syncs: float) -> BucketFacts:
 
 
 def _per_step(windows: Sequence[Window], kind: SyncKind) -> float:
-    """Collectives of one kind in the whole window over the marked steps, median rank."""
+    """Collectives of one kind in the whole window / number of marked steps, median rank."""
     return float(np.median([window.collectives.of_kind(kind).sum() for window in windows])) / marked_steps(
         windows
     )

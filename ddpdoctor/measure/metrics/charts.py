@@ -1,5 +1,5 @@
-"""Data that reports draw: per-rank summaries and series over time from the graph, one typical step over all ranks as bars on the common
-clock, and telemetry over time."""
+"""Data for charts and tables of reports: per-rank summaries, series over time, a timeline of one typical step on the common clock, and
+telemetry over time."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ddpdoctor.measure.window import Window
 from .steps import rank_breakdown
 
 _MOST_IN_SERIES = 400
-"""Points of a series: about two pixels of the report's chart for each."""
+"""Most points of a series: about two pixels of the report's chart each."""
 
 
 def rank_summaries(
     graph: Graph, hosts: Sequence[str], devices: Sequence[str | None], memory: Mapping[int, RankMemory]
 ) -> list[RankSummary]:
-    """One summary per rank."""
+    """Return one summary per rank."""
     if not graph.groups:
         return [
             RankSummary(
@@ -56,41 +56,42 @@ def rank_summaries(
 
 
 def lateness_ns(group: CycleGroup) -> Array:
-    """[N, K, R] ns by which each rank arrives later than the median rank (of two ranks: than the other one); 0 where it is earlier.
-    Waiting in earlier collectives of some of the members does not count."""
-    return np.clip(later_ns(group), 0, None)
+    """Return [N, K, R] ns by which each rank arrives later than the median rank (with two ranks: than the other one); 0 if it is earlier.
+    Waiting in earlier collectives of only some of the members does not count."""
+    return np.clip(signed_lateness_ns(group), 0, None)
 
 
-def later_ns(group: CycleGroup) -> Array:
-    """The same, negative where a rank is earlier."""
+def signed_lateness_ns(group: CycleGroup) -> Array:
+    """Return :func:`lateness_ns`, but negative if a rank is earlier."""
     own = group.arrival - _inherited_wait(group)
     later: Array = own - typical_arrival(own)
     return later
 
 
 def typical_arrival(arrival: Array) -> Array:
-    """[..., 1] when the median rank arrives, for arrivals [..., R] with NaN for non-members; of two the first, since the other one
-    causes the whole wait."""
+    """Return [..., 1] when the median rank arrives, for arrivals [..., R] with NaN for non-members. With two members it is the first
+    arrival, because the other rank causes the whole wait."""
     of_two = (~np.isnan(arrival)).sum(axis=-1, keepdims=True) == 2
     middle = nan_median(arrival, axis=-1, keepdims=True)
     return np.where(of_two, np.nan_to_num(arrival, nan=np.inf).min(axis=-1, keepdims=True), middle)
 
 
 def _inherited_wait(group: CycleGroup) -> Array:
-    """[N, K, R] ns that a rank waited in an earlier collective of only some members, after which this one was queued: what is reduced
-    within a host first waits there for the host's last rank."""
-    brought = np.zeros(group.arrival.shape)
+    """[N, K, R] ns that a rank waited in an earlier collective of only some members, behind which this one was queued. For example, if
+    gradients are first reduced within a host, ranks wait there for the host's last rank."""
+    inherited = np.zeros(group.arrival.shape)
     wait = group.wait
     for k, sync in enumerate(group.syncs):
         for j in np.unique(group.queued_after[:, k]):
             if j >= 0 and not set(sync.members) <= set(group.syncs[j].members):
                 queued = group.queued_after[:, k] == j
-                brought[:, k] = np.where(queued, wait[:, j] + brought[:, j], brought[:, k])
-    return brought
+                inherited[:, k] = np.where(queued, wait[:, j] + inherited[:, j], inherited[:, k])
+    return inherited
 
 
 def lateness(graph: Graph) -> tuple[Array, Array]:
-    """[R] ns per cycle: lateness by :func:`lateness_ns`, and the wait that a rank causes to each other rank by being last."""
+    """Return, in ns per cycle, the lateness of each rank [R] (see :func:`lateness_ns`), and the time by which it is the last to arrive [R],
+    from the second-last arrival to its own."""
     world = len(graph.ranks)
     late, caused = np.zeros(world), np.zeros(world)
     for group in graph.groups:
@@ -107,13 +108,13 @@ def lateness(graph: Graph) -> tuple[Array, Array]:
 
 
 def series(graph: Graph) -> Series:
-    """Step times and lateness over time, thinned to a few hundred points (means of neighbouring steps)."""
+    """Return step times and lateness over time, thinned to a few hundred points (means of neighbouring steps)."""
     numbers = sorted(recorded_steps(graph.steps))
     if not numbers:
         return Series()
     place = {number: i for i, number in enumerate(numbers)}
     stride = -(-len(numbers) // _MOST_IN_SERIES)
-    # The largest lateness of each rank in each cycle.
+    # Step number → [R] largest lateness of each rank in its cycle.
     late = {
         number: row
         for group in graph.groups
@@ -135,7 +136,7 @@ def series(graph: Graph) -> Series:
 
 
 def _thinned(values: Array, stride: int) -> list[float | None]:
-    """Means of ``stride`` neighbours each; None where none of them is known."""
+    """Means of ``stride`` neighbours each; None if none of them is known."""
     padded = np.pad(values, (0, -len(values) % stride), constant_values=np.nan).reshape(-1, stride)
     known = (~np.isnan(padded)).sum(axis=1)
     means = np.nan_to_num(padded).sum(axis=1) / np.maximum(known, 1)
@@ -145,25 +146,25 @@ def _thinned(values: Array, stride: int) -> list[float | None]:
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """How much of a step is drawn."""
+    """Limits of a timeline."""
 
     most_ranks: int = 16
-    """Ranks that fit on a screen one above the other."""
+    """Most ranks, so that all fit on a screen."""
     first_ranks: int = 4
-    """First ranks that are drawn in any case, often of one host."""
+    """Number of first ranks that are always drawn; they are often on one host."""
     last_ranks: int = 2
-    """Last ranks that are drawn in any case; the other places are the stragglers'."""
+    """Number of last ranks that are always drawn. The other ranks drawn are the latest."""
     most_spans: int = 1200
-    """Longest spans that are drawn: bounds the size of the report."""
+    """Number of longest spans that are drawn, to bound the size of the report."""
     shortest_share: float = 0.001
-    """Share of the step below which a span is not drawn: about one pixel."""
+    """Shortest span that is drawn, as a share of the step: about one pixel."""
 
 
 _TUNING = Tuning()
 
 
-class _Cycle(msgspec.Struct, frozen=True):
-    """The cycle that is drawn: the n-th of the group, from the first rank's begin to the last rank's end."""
+class _DrawnCycle(msgspec.Struct, frozen=True):
+    """The cycle that is drawn: the n-th of the group, from the earliest begin to the latest end of any rank."""
 
     group: CycleGroup
     n: int
@@ -171,25 +172,25 @@ class _Cycle(msgspec.Struct, frozen=True):
     end: float
 
     def span(self, rank: int, lane: str, kind: str, name: str, start: float, end: float) -> Span:
-        """A bar in ms from the cycle's beginning."""
+        """Return a bar, in ms since the cycle's begin."""
         start_ms, duration_ms = (start - self.origin) / 1e6, (end - start) / 1e6
         return Span(rank, lane, kind, name, round(start_ms, 4), round(duration_ms, 4))
 
 
 def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -> Timeline | None:
-    """The cycle of the largest group nearest to the median of all, with the most relevant ranks where there are many."""
+    """Return the most typical cycle of the largest group, with the most relevant ranks if there are many; None without cycles."""
     if not graph.groups:
         return None
-    # In its length and in the work of each rank: a cycle of usual length alone may have it for an unusual reason.
+    # Typical in its length and in the work of each rank: a cycle may have the usual length for an unusual reason.
     group = max(graph.groups, key=lambda group: len(group.steps))
     work = group.work.sum(axis=1)
-    unlike = np.abs(work - np.median(work, axis=0)).sum(axis=2).max(axis=1)
-    n = int((np.abs(group.duration - np.median(graph.lengths_ns)) + unlike).argmin())
-    cycle = _Cycle(group, n, float(np.nanmin(group.begin[n])), float(np.nanmax(group.end[n])))
-    positions = _positions(cycle.group)
+    deviation = np.abs(work - np.median(work, axis=0)).sum(axis=2).max(axis=1)
+    n = int((np.abs(group.duration - np.median(graph.lengths_ns)) + deviation).argmin())
+    cycle = _DrawnCycle(group, n, float(np.nanmin(group.begin[n])), float(np.nanmax(group.end[n])))
+    positions = _drawn_positions(cycle.group)
     of_logs = graph.source == "step-log"
     lane = "host" if of_logs else "compute"
-    # When the clock of the graph begins.
+    # Origin of the graph's clock.
     begins = (
         [log.start_ns for log in logs if log.steps] if of_logs else [window.span[0] for window in windows]
     )
@@ -215,8 +216,8 @@ def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -
     )
 
 
-def _positions(group: CycleGroup) -> list[int]:
-    """The ranks that are drawn: all, or the first, the last, and those for which others wait longest."""
+def _drawn_positions(group: CycleGroup) -> list[int]:
+    """Positions of the ranks that are drawn: all, or the first, the last, and those for which others wait longest."""
     world = group.arrival.shape[2]
     if world <= _TUNING.most_ranks:
         return list(range(world))
@@ -226,8 +227,7 @@ def _positions(group: CycleGroup) -> list[int]:
     return sorted(fixed.union(others[: _TUNING.most_ranks - len(fixed)]))
 
 
-def _work_spans(rank: int, lane: str, sets: Mapping[str, Intervals], cycle: _Cycle) -> list[Span]:
-    """Bars of a rank's work, without the shortest ones."""
+def _work_spans(rank: int, lane: str, sets: Mapping[str, Intervals], cycle: _DrawnCycle) -> list[Span]:
     shortest = _TUNING.shortest_share * (cycle.end - cycle.origin)
     spans = []
     for name, intervals in sets.items():
@@ -239,8 +239,8 @@ def _work_spans(rank: int, lane: str, sets: Mapping[str, Intervals], cycle: _Cyc
     return spans
 
 
-def _sync_spans(rank: int, position: int, cycle: _Cycle) -> list[Span]:
-    """Bars of a rank's collectives: waiting for others, then transfer."""
+def _sync_spans(rank: int, position: int, cycle: _DrawnCycle) -> list[Span]:
+    """The bars of a rank's collectives: waiting for others, then transfer."""
     group, n = cycle.group, cycle.n
     spans = []
     for k, sync in enumerate(group.syncs):
@@ -259,7 +259,7 @@ def _sync_spans(rank: int, position: int, cycle: _Cycle) -> list[Span]:
 
 
 _MOST_IN_CURVE = 300
-"""Points of a curve: a chart of the report has no room for more."""
+"""Most points of a curve in a chart of the report."""
 _HOST_FIELDS = (("cpu_percent", "%"), ("memory_used_bytes", "bytes"))
 _GPU_FIELDS = (
     ("gpu_utilization_percent", "%"),
@@ -269,9 +269,9 @@ _GPU_FIELDS = (
     ("temperature_celsius", "°C"),
 )
 _RANK_FIELDS = (("process_memory_bytes", "bytes"), ("children_memory_bytes", "bytes"))
-"""Fields of the samples, each with its unit."""
+"""Field of a sample, and its unit."""
 _MOST_RANKS = 32
-"""Ranks of the job up to which each is drawn: with more, the chart is unreadable."""
+"""Largest number of ranks for which curves of ranks are drawn. With more, the chart is unreadable."""
 
 
 class Reading(NamedTuple):
@@ -282,12 +282,12 @@ class Reading(NamedTuple):
     field: str
     unit: str
     times: Ints
-    """Epoch ns of the host's own clock."""
+    """Epoch ns, by the host's own clock."""
     values: Array
 
 
 def readings(hosts: Mapping[str, HostTelemetry]) -> Iterator[Reading]:
-    """All readings of the hosts, their GPUs and ranks that are drawn, without empty columns."""
+    """Yield the telemetry of the hosts, their GPUs and ranks that is drawn, without empty columns."""
     with_ranks = sum(len(host.ranks) for host in hosts.values()) <= _MOST_RANKS
     for name, host in hosts.items():
         columns = [(name, field, unit, host.host_column(field)) for field, unit in _HOST_FIELDS]
@@ -303,7 +303,7 @@ def readings(hosts: Mapping[str, HostTelemetry]) -> Iterator[Reading]:
 
 
 def telemetry_series(hosts: Mapping[str, HostTelemetry], started_ns: int | None) -> list[TelemetrySeries]:
-    """Curves of all hosts and their GPUs, thinned; times count from ``started_ns``, else from each host's first sample."""
+    """Return the thinned curves of :func:`readings`; times count from ``started_ns``, or else from when each host's telemetry started."""
     curves = []
     for reading in readings(hosts):
         origin_ns = started_ns or int(hosts[reading.host].header.get("started_ns") or 0)

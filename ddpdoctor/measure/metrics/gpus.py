@@ -1,4 +1,4 @@
-"""Facts about devices: from the kernels in the windows, and from NVML's readings during the run (clocks, memory, links, errors)."""
+"""Facts about devices from the kernels in the windows, and from NVML's readings during the run (clocks, memory, links, errors)."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from ddpdoctor.measure.window import Window, event_union, in_steps, launched_ins
 from ddpdoctor.trace import classify
 
 from .communication import communicating
-from .hosts import during, mean, most, readings, steps_time, within
+from .hosts import during, largest, mean, readings, time_of_steps, within
 
 _FAULTS = frozenset(("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"))
-"""Clock-event reasons that come from heat or the power supply (NVML, nvmlClocksEventReasons)."""
+"""Clock-event reasons due to heat or the power supply (NVML, nvmlClocksEventReasons)."""
 _SLOWDOWNS = _FAULTS | {"sw_power_cap", "sync_boost"}
-"""All under which a busy GPU runs slower than it could. Healthy GPUs reach the power cap at full load."""
+"""Reasons for which a busy GPU runs slower than it could. Healthy GPUs reach the power cap at full load."""
 _THROTTLED_SHARE = 0.2
-"""Share of a GPU's samples from which on it is throttled: short power caps are normal on healthy GPUs."""
+"""Share of a GPU's samples from which on it is throttled. Short power caps are normal on healthy GPUs."""
 _BUS_ID_CHARACTERS = 10
-"""Characters from the end of a PCI bus id that are compared: ``00:1e.0`` and the last two digits of the domain, of which NVML writes
-eight, torch four."""
+"""Number of last characters of a PCI bus id that are compared: ``00:1e.0`` and the last two digits of the domain, of which NVML writes
+eight digits and torch four."""
 
 
 PROGRAM_XIDS = frozenset(("13", "31", "43", "45", "68", "109"))
-"""Xids that follow an error or the end of a process that uses the GPU, which itself stays healthy: Graphics Engine Exception, GPU memory
-page fault, GPU stopped processing, preemptive cleanup, video processor exception, context switch timeout. These are the ones that
+"""Xids due to an error or the end of a process that uses the GPU, while the GPU stays healthy: Graphics Engine Exception, GPU memory
+page fault, GPU stopped processing, preemptive cleanup, video processor exception, context switch timeout. These are the Xids that
 NVIDIA's device plugin for Kubernetes does not count against a GPU (internal/rm/health.go, "Application errors: the GPU should still be
 healthy"). All others, such as 48, 63, 64, 69, 74, 79, 94, 95, 119 and 140, are errors of the GPU, its links or its driver
 (https://docs.nvidia.com/deploy/xid-errors/)."""
 
 
-class _Slowed(NamedTuple):
-    """Samples of a GPU with reasons for slower clocks."""
+class _LoweredClocks(NamedTuple):
+    """The samples of a GPU in which its clocks were lowered."""
 
     share: float
     """Share of all samples."""
@@ -48,29 +48,27 @@ class _Slowed(NamedTuple):
 
 
 class _Gpu(msgspec.Struct, frozen=True):
-    """Readings of one rank's GPU."""
-
     rank: int
     utilization_percent: float | None
     memory_used_share: float | None
     sm_clock_mhz: float | None
     temperature_celsius: float | None
-    """The hottest reading."""
-    slowed: _Slowed
-    """By any reason."""
-    faulty: _Slowed
-    """By reasons that come from heat or the power supply."""
+    """The highest reading."""
+    slowed: _LoweredClocks
+    """For any reason."""
+    faulty: _LoweredClocks
+    """For reasons due to heat or the power supply."""
     pcie_width: float
-    """The widest link seen: an idle GPU narrows it to save power. NaN where unknown."""
+    """The largest reading, because an idle GPU narrows its link to save power. NaN if unknown."""
     pcie_width_max: float
     problems: list[str]
 
 
-def _readings_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> GpuFacts:
-    """NVML's readings of the ranks' GPUs; all None where there are none."""
-    spans = {name: steps_time([log for log in logs if log.host == name]) for name in hosts}
+def _nvml_facts(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> GpuFacts:
+    """Facts from NVML's readings of the ranks' GPUs; all None without readings."""
+    spans = {name: time_of_steps([log for log in logs if log.host == name]) for name in hosts}
     placed = rank_gpus(logs, hosts).items()
-    gpus = [_read(rank, hosts[host], index, spans[host]) for rank, (host, index) in placed]
+    gpus = [_read_gpu(rank, hosts[host], index, spans[host]) for rank, (host, index) in placed]
     if not gpus:
         return GpuFacts()
     used = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
@@ -98,7 +96,7 @@ def _readings_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) ->
 
 
 def device_errors(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> dict[int, list[str]]:
-    """Rank → errors of its GPU that NVML counted during the run, parts of sentences; only ranks with any."""
+    """Return rank → errors of its GPU that NVML counted during the run, as parts of sentences; only ranks with errors."""
     found = {rank: _problems(hosts[host], index) for rank, (host, index) in rank_gpus(logs, hosts).items()}
     return {rank: problems for rank, problems in found.items() if problems}
 
@@ -106,8 +104,8 @@ def device_errors(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -
 def program_errors(
     logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]
 ) -> dict[int, list[tuple[int, str]]]:
-    """Rank → Xids of programs on its GPU during the run: when the sample with it was taken, epoch ns, and a part of a sentence. Only ranks
-    with any. The program may be another process on the same GPU."""
+    """Return rank → Xids due to programs on its GPU during the run: when the sample was taken (epoch ns), and a part of a sentence. Only
+    ranks with such Xids. The program may be another process on the same GPU."""
     found = {}
     for rank, (host, index) in rank_gpus(logs, hosts).items():
         xids = [(at_ns, f"Xid {xid}") for at_ns, xid in _xids(hosts[host], index) if xid in PROGRAM_XIDS]
@@ -121,7 +119,7 @@ def _largest(values: Sequence[float | None]) -> float | None:
 
 
 def rank_gpus(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> dict[int, tuple[str, int]]:
-    """Rank → (host, NVML index), where both are known."""
+    """Return rank → (host, NVML index); only ranks for which both are known."""
     placed = {}
     for log in logs:
         host = hosts.get(log.host)
@@ -134,8 +132,7 @@ def rank_gpus(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> di
 
 
 def _index_of(info: dict[str, Any], gpus: list[dict[str, Any]]) -> int | None:
-    """NVML index of a rank's GPU: by UUID or PCI bus id, else the only GPU, else the CUDA index where all GPUs are
-    visible."""
+    """NVML index of a rank's GPU: by UUID or PCI bus id, else that of the only GPU, else the CUDA index if all GPUs are visible."""
     for gpu in gpus:
         if _same_gpu(gpu, info):
             return int(gpu["index"])
@@ -147,7 +144,7 @@ def _index_of(info: dict[str, Any], gpus: list[dict[str, Any]]) -> int | None:
 
 
 def _same_gpu(gpu: dict[str, Any], info: dict[str, Any]) -> bool:
-    """Whether NVML's ``gpu`` is the one that the rank names."""
+    """Whether NVML's ``gpu`` is the one in the rank's record."""
     uuid, pci = str(info.get("device_uuid") or ""), str(info.get("device_pci") or "").lower()
     own = str(gpu.get("uuid") or "")
     bus = str(gpu.get("pci_bus_id") or "").lower()
@@ -156,45 +153,47 @@ def _same_gpu(gpu: dict[str, Any], info: dict[str, Any]) -> bool:
     )
 
 
-def _read(rank: int, host: HostTelemetry, index: int, span: Intervals | None) -> _Gpu:
-    """The readings of one GPU; means and shares while the steps ran."""
+def _read_gpu(rank: int, host: HostTelemetry, index: int, span: Intervals | None) -> _Gpu:
+    """The readings of one GPU; means and shares are over the time of the steps."""
     used, whole = memory_of_gpu(host, index)
     reasons = host.gpu_values(index, "throttle_reasons")
-    width = most(host.gpu_column(index, "pcie_width"))
+    width = largest(host.gpu_column(index, "pcie_width"))
     return _Gpu(
         rank,
         utilization_percent=mean(during(host.gpu_column(index, "gpu_utilization_percent"), span)),
         memory_used_share=used / whole if whole and used is not None else None,
         sm_clock_mhz=mean(during(host.gpu_column(index, "sm_clock_mhz"), span)),
-        temperature_celsius=most(host.gpu_column(index, "temperature_celsius")),
+        temperature_celsius=largest(host.gpu_column(index, "temperature_celsius")),
         slowed=_with_reasons(_SLOWDOWNS, *reasons, span),
         faulty=_with_reasons(_FAULTS, *reasons, span),
         pcie_width=np.nan if width is None else width,
-        pcie_width_max=float(_static(host, index).get("pcie_width_max") or np.nan),
+        pcie_width_max=float(_static_info(host, index).get("pcie_width_max") or np.nan),
         problems=_problems(host, index),
     )
 
 
-def _static(host: HostTelemetry, index: int) -> dict[str, Any]:
+def _static_info(host: HostTelemetry, index: int) -> dict[str, Any]:
     return next((gpu for gpu in host.gpus if gpu.get("index") == index), {})
 
 
 def memory_of_gpu(host: HostTelemetry, index: int) -> tuple[float | None, float | None]:
-    """(most in use, whole) of the GPU with this NVML index, bytes; None where that was not read."""
-    whole = _static(host, index).get("memory_total_bytes")
-    return most(host.gpu_column(index, "memory_used_bytes")), float(whole) if whole else None
+    """Return peak and total memory of the GPU with this NVML index, bytes; None if not read."""
+    whole = _static_info(host, index).get("memory_total_bytes")
+    return largest(host.gpu_column(index, "memory_used_bytes")), float(whole) if whole else None
 
 
-def _with_reasons(chosen: frozenset[str], times: Ints, samples: list[Any], span: Intervals | None) -> _Slowed:
-    """The samples in this time with any of the ``chosen`` reasons."""
+def _with_reasons(
+    chosen: frozenset[str], times: Ints, samples: list[Any], span: Intervals | None
+) -> _LoweredClocks:
+    """The samples in ``span`` with any of the ``chosen`` reasons."""
     inside = [samples[place] for place in np.flatnonzero(within(times, span)).tolist()]
     known = [chosen.intersection(sample) for sample in inside if isinstance(sample, list)]
     slowed = [reasons for reasons in known if reasons]
-    return _Slowed(len(slowed) / len(known) if known else 0.0, frozenset().union(*slowed))
+    return _LoweredClocks(len(slowed) / len(known) if known else 0.0, frozenset().union(*slowed))
 
 
 def _problems(host: HostTelemetry, index: int) -> list[str]:
-    """Memory errors during the run, and errors of the GPU or its driver (Xid), parts of sentences."""
+    """Memory errors during the run, and errors of the GPU or its driver (Xid), as parts of sentences."""
     problems = []
     ecc = readings(host.gpu_column(index, "ecc_uncorrected_total"))
     if len(ecc) > 1 and ecc[-1] > ecc[0]:
@@ -204,7 +203,7 @@ def _problems(host: HostTelemetry, index: int) -> list[str]:
 
 
 def _xids(host: HostTelemetry, index: int) -> Iterator[tuple[int, str]]:
-    """Each Xid of the run, with the time of its sample, epoch ns."""
+    """Each Xid of the run, with the time of its sample (epoch ns)."""
     times, samples = host.gpu_values(index, "xid_errors")
     for at_ns, sample in zip(times.tolist(), samples, strict=True):
         if isinstance(sample, list):
@@ -214,29 +213,30 @@ def _xids(host: HostTelemetry, index: int) -> Iterator[tuple[int, str]]:
 _MATMUL = (
     "gemm", "gemv", "conv", "cutlass", "cudnn", "implicit", "wgrad", "dgrad", "xmma", "nvjet", "fmha", "flash", "Cijk_"
 )  # fmt: skip
-"""Parts of the names of kernels that multiply matrices: cuBLAS's (gemm, xmma, nvjet), cuDNN's, CUTLASS's, FlashAttention's,
-and rocBLAS's (Cijk_)."""
+"""Parts of the names of kernels that multiply matrices: cuBLAS (gemm, xmma, nvjet), cuDNN, CUTLASS, FlashAttention and rocBLAS (Cijk_)."""
 _LAYOUT = ("nchwToNhwc", "nhwcToNchw")
-"""Parts of the names of kernels in which cuDNN converts the memory layout of images."""
+"""Parts of the names of cuDNN's kernels that convert the memory layout of images."""
 _OTHER_CUDNN = ("cudnn::bn_", "cudnn::ops::", *_LAYOUT)
 """Parts of the names of cuDNN's kernels that multiply no matrices: batch normalization, scaling, layouts."""
 _TENSOR = (
     "tensorop", "mma", "884", "1688", "16816", "s161616", "nvjet", "fmha", "flash", "_f16", "tf32", "bf16", "i8816"
 )  # fmt: skip
-"""Parts of the names of those among them that use tensor cores: their instructions (mma, wgmma), the shapes of these
-(16816 is m16n8k16), and types that only tensor cores multiply."""
+"""Parts of the names of matrix multiplications on tensor cores: instructions (mma, wgmma), their shapes (16816 is m16n8k16), and types
+that only tensor cores multiply."""
 
 
-def _numbers_of(window: Window, stretched: float) -> dict[str, float | None]:
-    """Facts, by name, from the window of one rank with a device, whose steps are ``stretched`` by idle time. Kernels of collectives are
-    no computation."""
+def _window_facts(window: Window, profiled_ratio: float) -> dict[str, float | None]:
+    """Facts by name from the window of one rank with a device. ``profiled_ratio``: see :func:`gpu_facts`. Kernels of collectives do not
+    count as computation."""
     trace, steps = window.trace, max(len(window.steps), 1)
     span_ns = max(window.span[1] - window.span[0], 1)
     own = in_steps(window)
     compute = own & trace.category_mask("kernel") & ~classify.communication_kernels(trace)
-    matmul = compute & trace.name_mask(lambda name: _has(name, _MATMUL) and not _has(name, _OTHER_CUDNN))
-    tensor = matmul & trace.name_mask(lambda name: _has(name.lower(), _TENSOR))
-    layout = compute & trace.name_mask(lambda name: _has(name, _LAYOUT))
+    matmul = compute & trace.name_mask(
+        lambda name: _contains_any(name, _MATMUL) and not _contains_any(name, _OTHER_CUDNN)
+    )
+    tensor = matmul & trace.name_mask(lambda name: _contains_any(name.lower(), _TENSOR))
+    layout = compute & trace.name_mask(lambda name: _contains_any(name, _LAYOUT))
     count, compute_ns, matmul_ns, tensor_ns, layout_ns = (
         int(compute.sum()),
         *(float(trace.duration_ns[rows].sum()) for rows in (compute, matmul, tensor, layout)),
@@ -245,8 +245,8 @@ def _numbers_of(window: Window, stretched: float) -> dict[str, float | None]:
     of_optimizer = float((compute & launched_inside(trace, stepping)).sum()) / max(count, 1)
     busy = union_of(window.compute, communicating(window))
     return {
-        "busy_share": min(1.0, stretched * total(window.compute) / span_ns),
-        "idle_share": 1.0 - min(1.0, stretched * min(1.0, float(covered(busy, *window.span)) / span_ns)),
+        "busy_share": min(1.0, profiled_ratio * total(window.compute) / span_ns),
+        "idle_share": 1.0 - min(1.0, profiled_ratio * min(1.0, float(covered(busy, *window.span)) / span_ns)),
         "kernels_per_step": count / steps,
         "optimizer_kernels_share": of_optimizer if stepping.any() else None,
         "median_kernel_us": float(np.median(trace.duration_ns[compute])) / 1e3 if count else None,
@@ -257,13 +257,13 @@ def _numbers_of(window: Window, stretched: float) -> dict[str, float | None]:
     }
 
 
-def _has(name: str, parts: Sequence[str]) -> bool:
+def _contains_any(name: str, parts: Sequence[str]) -> bool:
     return any(part in name for part in parts)
 
 
 def _copies(window: Window, own: Mask, steps: int) -> dict[str, float | None]:
-    """Of the steps' ``own`` events, ms per step in copies from pageable memory, None where the copies' names do not say from which; and
-    bytes that are copied to the device per step. {} where nothing is copied to it."""
+    """Facts about host-to-device copies among the steps' ``own`` events: ms per step in copies from pageable memory (None if the copies'
+    names do not show the kind of memory) and bytes per step. {} without such copies."""
     trace = window.trace
     to_device = own & trace.category_mask("gpu_memcpy")
     to_device &= trace.name_mask(lambda name: classify.memcpy_kind(name) == "HtoD")
@@ -282,14 +282,14 @@ def gpu_facts(
     windows: Sequence[Window],
     logs: Sequence[RankLog],
     hosts: Mapping[str, HostTelemetry],
-    stretched: float = 1.0,
+    profiled_ratio: float = 1.0,
 ) -> GpuFacts:
-    """Work of the devices, median rank, and their clocks, memory, links and errors; None without either. ``stretched``: the length of a
-    profiled step in usual ones."""
+    """Return the facts about devices: their work in the windows (median rank), and their clocks, memory, links and errors.
+    ``profiled_ratio``: length of a profiled step / length of an unprofiled step."""
     on_device = [window for window in windows if window.on_device]
-    ranks = [_numbers_of(window, stretched) for window in on_device]
+    ranks = [_window_facts(window, profiled_ratio) for window in on_device]
     return replace(
-        _readings_of(logs, hosts),
+        _nvml_facts(logs, hosts),
         **{name: _median([rank.get(name) for rank in ranks]) for name in {*chain(*ranks)}},
         compute_capability=min(map(float, _capabilities(on_device)), default=None),
         shared_ranks=_shared_ranks(on_device, logs),
@@ -298,10 +298,10 @@ def gpu_facts(
 
 
 def _shared_ranks(windows: Sequence[Window], logs: Sequence[RankLog]) -> list[int] | None:
-    """Ranks on a GPU with another rank; None where fewer than two are known.
+    """Ranks that share a GPU with another rank; None if the GPUs of fewer than two ranks are known.
 
-    A rank's record names the current device, but the model may be on another: the window must show kernels on this one only. Parts of
-    a GPU (MIG; on AMD's also partitions) may all have its UUID.
+    A rank's record has the current device, but the model may be on another, so the window must have kernels on this device only. MIG
+    instances (on AMD: partitions) may all have the UUID of the whole GPU.
     """
     used = {
         window.rank: np.unique(window.trace.device[window.trace.category_mask("kernel")])
@@ -324,13 +324,12 @@ def _shared_ranks(windows: Sequence[Window], logs: Sequence[RankLog]) -> list[in
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    """Median of the known values; None without any."""
+    """Median of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     return float(np.median(known)) if known else None
 
 
 def _capabilities(windows: Sequence[Window]) -> Iterator[str]:
-    """CUDA's compute capability of each device."""
     for window in windows:
         for device in window.trace.meta.devices:
             if device.get("computeMajor") is not None:

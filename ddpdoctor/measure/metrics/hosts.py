@@ -1,109 +1,112 @@
 """Facts about the hosts while the measured steps ran: CPU, memory, and threads that waited for a core.
 
-Cores of the busiest host: how many the job uses, how many are idle, and what that leaves for concurrent work. Work that is moved, not
-removed (a loader's workers, transfers during the backward pass), still needs CPU time. A job that uses J cores in steps of length T
-does ``J x T`` of work in each. With all cores that it uses or that are idle, J + I, a step takes at least
+Work that is moved, not removed (to a loader's workers, or transfers during the backward pass), still needs CPU time. A job that uses J
+cores of a host in steps of length T does ``J x T`` of work per step. If I more cores are idle, a step takes at least
 
     T x J / (J + I)
 
-Work that overlaps with computation needs a core that the computation leaves free.
+Work that overlaps with computation needs a core that the computation does not use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from ddpdoctor.measure.facts import HostFacts
+from ddpdoctor.measure.facts import HostFacts, ProgramFacts
 from ddpdoctor.measure.graph import Graph, measured_steps
 from ddpdoctor.measure.numerics import Array, Intervals, Ints, Mask, holds, subtract, union
 from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, disturbed
 from ddpdoctor.measure.telemetry import Column, HostTelemetry
 
+_LEAST_CORES, _MOST_PROGRAMS = 0.1, 3
+"""Other programs that are reported: the largest few, above this mean CPU use."""
 
-def steps_time(logs: Sequence[RankLog]) -> Intervals | None:
-    """When the steps after the warm-up ran in one host's logs, without those in which a profiler was opened, closed or saved, for a second
-    or more; by the wall clock of the host, epoch ns. None without any."""
+
+def time_of_steps(logs: Sequence[RankLog]) -> Intervals | None:
+    """Return when the steps after the warm-up ran in one host's logs, epoch ns by the host's wall clock; None without steps. Steps in which
+    opening, closing or saving the profiler took a second or more are excluded."""
     steps = [step for log in logs for step in log.steps[WARM_UP_STEPS:]]
     if not steps:
         return None
     begins, ends = np.array([step.recorded_ns for step in steps], np.int64).T
     kept = np.array([not disturbed(step) for step in steps])
-    # A reading at the end of the last step is of that step.
+    # Includes a reading at the end of the last step.
     whole = union([begins.min()], [ends.max() + 1])
     return subtract(whole, union(begins[~kept], ends[~kept])) if kept.any() else whole
 
 
 def during(column: Column, time: Intervals | None) -> Column:
-    """The readings within ``time``; all where it is None."""
+    """Return the readings within ``time``; all if it is None."""
     times, values = column
     inside = within(times, time)
     return times[inside], values[inside]
 
 
 def within(times: Ints, time: Intervals | None) -> Mask:
-    """Mask of the ``times`` within ``time``; all where it is None."""
+    """Return the mask of the ``times`` within ``time``; all True if it is None."""
     return np.ones(len(times), bool) if time is None else holds(time, times)
 
 
 def readings(column: Column) -> Array:
-    """The values without missing readings."""
+    """Return the values without missing readings."""
     values: Array = column[1][~np.isnan(column[1])]
     return values
 
 
 def mean(column: Column) -> float | None:
-    """None where nothing was read."""
+    """Return the mean reading; None without readings."""
     values = readings(column)
     return float(values.mean()) if len(values) else None
 
 
-def most(column: Column) -> float | None:
-    """None where nothing was read."""
+def largest(column: Column) -> float | None:
+    """Return the largest reading; None without readings."""
     values = readings(column)
     return float(values.max()) if len(values) else None
 
 
 class Cores(msgspec.Struct, frozen=True):
-    """Cores of one host, means while the steps ran."""
+    """Number of cores in use and idle on one host, means while the steps ran."""
 
     job: float
     """Used by the job's ranks and their workers."""
     idle: float
-    """Idle cores that the job may use; an upper bound where it may not use the whole host, as others' use of its cores is unknown."""
+    """Idle cores that the job may use; an upper bound if it may not use the whole host, because others' use of its cores is unknown."""
     ranks: int
     computing: float | None
-    """Computing threads of all its ranks; None where unknown."""
+    """Computing threads of all its ranks; None if unknown."""
     host: str = ""
     others: float | None = None
-    """Used by other processes; None where a rank's use is unknown, or the job may not use the whole host."""
+    """Used by other processes; None if a rank's use is unknown, or the job may not use the whole host."""
 
     def shortest_step(self, step: float) -> float:
-        """Lower bound of a step's length where no work is removed from it."""
+        """Return a lower bound of a step's length if no work is removed from it."""
         return step * self.job / (self.job + self.idle)
 
     @property
     def hidden_share(self) -> float:
-        """Share (0 to 1) of a transfer by host threads that can overlap with computation, by free cores; 1 where the number of threads
-        is unknown."""
+        """Share (0 to 1) of a transfer by host threads that can overlap with computation, limited by free cores; 1 if the number of
+        threads is unknown."""
         if self.computing is None:
             return 1.0
         return float(np.clip((self.job + self.idle - self.computing) / self.ranks, 0.0, 1.0))
 
 
 def host_cores(hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog]) -> Cores | None:
-    """Cores of the host with the smallest share of idle ones; None where telemetry has none while the steps ran."""
+    """Return the cores of the host with the smallest share of idle cores; None without telemetry while the steps ran."""
     names = [name for name in dict.fromkeys(log.host for log in logs) if name in hosts]
-    found = [_of_host(hosts[name], [log for log in logs if log.host == name]) for name in names]
+    found = [_cores_of_host(hosts[name], [log for log in logs if log.host == name]) for name in names]
     known = [cores for cores in found if cores is not None]
     return max(known, key=lambda cores: cores.shortest_step(1.0), default=None)
 
 
-def _of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:
-    read, span = _read(host, logs), steps_time(logs)
+def _cores_of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:
+    read, span = _host_readings(host, logs), time_of_steps(logs)
     if span is None or not read.cores or read.cpu_percent is None:
         return None
     of_ranks = [mean(during(host.rank_column(log.rank, "cpu_percent"), span)) for log in logs]
@@ -114,7 +117,7 @@ def _of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:
     busy = read.cores * read.cpu_percent / 100
     job = sum(known) if len(known) == len(logs) else busy
     threads = _threads(logs)
-    # Upper bound of the cores that the ranks can use together, by affinity and CPU limit.
+    # Upper bound of the cores that all ranks together can use, from affinity and CPU limit.
     limit = (host.header.get("host_facts") or {}).get("cgroup_cpu_limit_cores") or read.cores
     allowed = min(read.cores, limit, sum(log.record.info.get("cpu_affinity") or read.cores for log in logs))
     return Cores(
@@ -128,7 +131,7 @@ def _of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:
 
 
 def _may_use_whole(host: HostTelemetry, logs: Sequence[RankLog]) -> bool:
-    """Whether no rank is limited to some of the host's cores, so that all cores that are idle are idle for the job."""
+    """Whether no rank is limited to a part of the host's cores, so that the job can use all idle cores."""
     stated = host.header.get("host_facts") or {}
     logical = stated.get("cpu_count_logical")
     own = {log.record.info.get("cpu_affinity") for log in logs} | {stated.get("cpu_count_usable")}
@@ -139,9 +142,11 @@ def _may_use_whole(host: HostTelemetry, logs: Sequence[RankLog]) -> bool:
 def host_facts(
     hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog], graph: Graph, cores_used: Cores | None
 ) -> HostFacts:
-    """Cores of the busiest host, memory of the one that swaps most, I/O of the one that waits most for it, from telemetry; run delay
-    and threads of all ranks, from the step logs."""
-    read = {name: _read(host, [log for log in logs if log.host == name]) for name, host in hosts.items()}
+    """Return the facts about hosts. From telemetry: cores of the busiest host, memory of the host that swaps most, I/O wait of the host
+    that waits most. From the step logs: run delay and threads of the ranks."""
+    read = {
+        name: _host_readings(host, [log for log in logs if log.host == name]) for name, host in hosts.items()
+    }
     nothing = HostFacts()
     fullest = max(
         read.values(), key=lambda of: (of.swap_bytes_per_s or 0, of.memory_used_share or 0), default=nothing
@@ -150,7 +155,7 @@ def host_facts(
     busiest = max(read, key=lambda name: (name == chosen, read[name].cpu_percent or 0), default="")
     threads = _threads(logs)
     waits = [of.io_wait_percent for of in read.values() if of.io_wait_percent is not None]
-    # Over the measured steps with that record, on the rank with most.
+    # Run delay and CPU time of the rank with the most, over the measured steps with that record.
     measured = list(measured_steps(graph.groups))
     delays, cpu_ms = [], []
     for steps in graph.steps:
@@ -170,12 +175,36 @@ def host_facts(
         swap_bytes_per_s=fullest.swap_bytes_per_s,
         io_wait_percent=max(waits, default=None),
         other_cores=cores_used.others if cores_used else None,
+        other_programs=_other_programs(hosts[busiest], [log for log in logs if log.host == busiest])
+        if busiest
+        else [],
     )
 
 
-def _read(host: HostTelemetry, logs: Sequence[RankLog]) -> HostFacts:
-    """Readings of one host, means while the steps of its ranks (``logs``) ran."""
-    stated, span = host.header.get("host_facts") or {}, steps_time(logs)
+def _other_programs(host: HostTelemetry, logs: Sequence[RankLog]) -> list[ProgramFacts]:
+    """Programs outside of the job that used most CPU while the steps of the host's ranks (``logs``) ran."""
+    times, readings = host.other_programs()
+    inside = within(times, time_of_steps(logs))
+    used = [
+        each for each, counts in zip(readings, inside.tolist(), strict=True) if counts and each is not None
+    ]
+    sums: dict[str, list[float]] = {}
+    for program in chain.from_iterable(used):
+        total = sums.setdefault(program["name"], [0.0, 0.0])
+        total[0] += program["cores"]
+        total[1] = max(total[1], program["processes"])
+    means = [
+        ProgramFacts(name=name, cores=cores / len(used), processes=most)
+        for name, (cores, most) in sums.items()
+    ]
+    return sorted((each for each in means if each.cores >= _LEAST_CORES), key=lambda each: -each.cores)[
+        :_MOST_PROGRAMS
+    ]
+
+
+def _host_readings(host: HostTelemetry, logs: Sequence[RankLog]) -> HostFacts:
+    """Facts of one host, means while the steps of its ranks (``logs``) ran."""
+    stated, span = host.header.get("host_facts") or {}, time_of_steps(logs)
 
     def mean_of(field: str) -> float | None:
         return mean(during(host.host_column(field), span))
@@ -200,6 +229,6 @@ def _read(host: HostTelemetry, logs: Sequence[RankLog]) -> HostFacts:
 
 
 def _threads(logs: Sequence[RankLog]) -> list[float]:
-    """Number of torch's threads on each rank that states it."""
+    """Number of torch's threads of each rank that recorded it."""
     counts = [(log.record.info.get("threads") or {}).get("torch") for log in logs]
     return [float(count) for count in counts if count]

@@ -1,4 +1,4 @@
-"""Facts about the job, its loader, DDP's settings and its search for unused parameters: from the ranks' records, or without step logs
+"""Facts about the job, its loader, and DDP's settings and search for unused parameters, from the ranks' records or, without step logs,
 from the traces."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ddpdoctor.trace import classify
 
 
 def creation_line(log: RankLog, number: Any) -> Where | None:
-    """The line to change, by its number in the log's table; None where only a framework's line was recorded, as in processes that
+    """Return the user's line with this number in the log's table; None if only a framework's line was recorded, as in processes that
     Lightning spawns."""
     line = log.where.get(number) if isinstance(number, int) else None
     return None if line is None or is_well_known(line.file) else line
@@ -32,9 +32,10 @@ def creation_line(log: RankLog, number: Any) -> Where | None:
 def ddp_facts(
     logs: Sequence[RankLog], windows: Sequence[Window], latency_us: float | None, searches: float
 ) -> DdpFacts:
-    """Settings of the largest DDP module of the first rank that has one. ``latency_us`` and ``searches``: see :func:`_search_ms`.
+    """Return the settings of the largest DDP module of the first rank that has one. ``latency_us`` and ``searches``: see
+    :func:`_search_ms`.
 
-    Whether DDP searches unused parameters comes from the windows where no setting states it.
+    If the settings do not state whether DDP searches unused parameters, that comes from the windows.
     """
     log = next((log for log in logs if log.record.info.get("ddp")), None)
     search_ms = _search_ms(windows, latency_us, searches)
@@ -53,8 +54,8 @@ def ddp_facts(
 def loader_facts(
     logs: Sequence[RankLog], windows: Sequence[Window], asleep: Mapping[int, float]
 ) -> LoaderFacts:
-    """Settings as the first rank with a loader states them, waits as all ranks recorded them in the step logs, with their
-    :func:`asleep_shares`; from the windows where there are no logs."""
+    """Return the settings of the first rank with a loader, and the waits of all ranks from the step logs; without logs, from the windows.
+    ``asleep``: see :func:`asleep_shares`."""
     if not logs:
         return _loader_of_windows(windows)
     by_rank = data_waits_ms(logs)
@@ -76,7 +77,7 @@ def loader_facts(
 
 
 def data_waits_ms(logs: Sequence[RankLog]) -> dict[int, float]:
-    """By rank, mean ms in its loaders' ``next`` per step after the warm-up; without the ranks that requested no batch."""
+    """Return by rank the mean ms per step in its loaders' ``next``, after the warm-up; only ranks that requested batches."""
     waits_ms = {}
     for log in logs:
         waits_ns = [
@@ -89,8 +90,8 @@ def data_waits_ms(logs: Sequence[RankLog]) -> dict[int, float]:
 
 
 def asleep_shares(logs: Sequence[RankLog]) -> dict[int, float]:
-    """By rank, the share of the time in ``next`` in which its process was neither running nor runnable, over batches with that record.
-    Ranks without any are left out."""
+    """Return by rank the share of the time in ``next`` in which its process was neither running nor runnable, over the batches with that
+    record; only ranks with such batches."""
     shares = {}
     for log in logs:
         known = [
@@ -106,8 +107,8 @@ def asleep_shares(logs: Sequence[RankLog]) -> dict[int, float]:
 
 
 def _ready_batches(logs: Sequence[RankLog]) -> float | None:
-    """Mean number of batches that were ready at a request, on the rank with the fewest, where the loader shows it: while other ranks
-    wait for that rank, their workers prepare batches in advance."""
+    """Mean number of batches that were ready at a request, on the rank with the fewest; None if no loader shows it. Other ranks have more
+    because their workers prepare batches while they wait for that rank."""
     each = [
         [
             event.batches_ready
@@ -121,7 +122,7 @@ def _ready_batches(logs: Sequence[RankLog]) -> float | None:
 
 
 def _loader_of_windows(windows: Sequence[Window]) -> LoaderFacts:
-    """Loader facts from traces: whether batches are prepared in the training process itself, and the waits."""
+    """Loader facts from traces: whether batches are prepared in the training process, and the waits."""
     in_process = any(classify.IN_PROCESS in name for window in windows for name in window.trace.names)
     waits_ms = []
     for window in windows:
@@ -135,26 +136,26 @@ def _loader_of_windows(windows: Sequence[Window]) -> LoaderFacts:
 
 
 SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
-"""The walk over the autograd graph (torch/csrc/distributed/c10d/reducer.cpp)."""
+"""Traversal of the autograd graph (torch/csrc/distributed/c10d/reducer.cpp)."""
 _SEARCHED = (SEARCH, "_DDPSink", "_DDPSinkBackward")
-"""The walk, and the functions around the outputs, forward and backward."""
+"""The traversal, and the functions around the outputs, forward and backward."""
 _HOST_BOUND = 0.9
-"""Share of a step that its host needs to issue it, from which on the host limits the step: the queue of launches is empty between
-steps, so it is never the whole step."""
+"""Ratio of issue time to step length from which on the host limits the step. It is below 1 because the launch queue is empty between
+steps."""
 
 
 def _search_ms(windows: Sequence[Window], latency_us: float | None, searches: float) -> float | None:
-    """ms per step of searching unused parameters, with ``searches`` per step: the walk over the graph, and a message with the used
-    ones. On a device the message is sent concurrently and does not count, and the walk counts where the device's work does not hide it,
-    or fully if the host limits the step. None where no window shows a search."""
+    """ms per step of searching unused parameters, with ``searches`` per step: the traversal of the graph, and a message of latency
+    ``latency_us`` with the used parameters. On a device the message is sent concurrently and does not count; the traversal counts to the
+    extent that the device's work does not hide it, or fully if the host limits the step. None if no window has a search."""
     per_search_ns = [
-        spent_ns for window in windows if (spent_ns := _of_one_search_ns(window, latency_us)) is not None
+        spent_ns for window in windows if (spent_ns := _one_search_ns(window, latency_us)) is not None
     ]
     return searches * float(np.median(per_search_ns)) / 1e6 if per_search_ns else None
 
 
-def _of_one_search_ns(window: Window, latency_us: float | None) -> float | None:
-    """ns that one search costs a rank; None where its window shows none."""
+def _one_search_ns(window: Window, latency_us: float | None) -> float | None:
+    """ns that one search costs a rank; None if its window has none."""
     trace = window.trace
     own = trace.category_mask("cpu_op") & (trace.lane == main_lane(trace))
     walks = int((own & trace.name_mask(_is_search)).sum())
@@ -166,16 +167,16 @@ def _of_one_search_ns(window: Window, latency_us: float | None) -> float | None:
         return (spent + walks * (latency_us or 0.0) * 1e3) / walks
     lengths = [end - start for _, start, end in window.steps]
     if lengths and issue_time_ns(window) >= _HOST_BOUND * float(np.median(lengths)):
-        # The host needs nearly all of the step to issue it: any work there makes it longer.
+        # The host limits the step: any work there makes it longer.
         return spent / walks
     hidden = covered(window.compute, start + window.shifted_ns, end + window.shifted_ns)
     return (spent - float(hidden.sum())) / walks
 
 
 def searches_unused(windows: Sequence[Window]) -> bool | None:
-    """Whether DDP searches unused parameters in the windows; None where they do not show it."""
-    telling = [window.trace for window in windows if len(window.forwards)]
-    return any(bool(trace.name_mask(_is_search).any()) for trace in telling) if telling else None
+    """Return whether DDP searches unused parameters in the windows; None if they show no forward pass of DDP."""
+    traces = [window.trace for window in windows if len(window.forwards)]
+    return any(bool(trace.name_mask(_is_search).any()) for trace in traces) if traces else None
 
 
 def _is_search(name: str) -> bool:
@@ -185,12 +186,12 @@ def _is_search(name: str) -> bool:
 _DDP_FORWARD = "DistributedDataParallel.forward"
 """The annotation around each forward call of a wrapped model (torch/nn/parallel/distributed.py)."""
 _DATA_PARALLEL = re.compile(r"(?<![A-Za-z])DataParallel\.forward|nn\.Module: DataParallel_\d")
-"""``torch.nn.DataParallel`` in the name of an annotation or of a Python frame, not another class whose name ends the same:
-DistributedDataParallel, FullyShardedDataParallel."""
+"""``torch.nn.DataParallel`` in the name of an annotation or of a Python frame, but not DistributedDataParallel or
+FullyShardedDataParallel."""
 
 
 def job_facts(logs: Sequence[RankLog], windows: Sequence[Window], ranks_seen: int) -> JobFacts:
-    """Job facts from the first rank that states each; what no record states, from the traces. ``ranks_seen``: ranks in the primary
+    """Return the job facts, each from the first rank whose record has it, else from the traces. ``ranks_seen``: ranks in the primary
     recording."""
     if not logs:
         return _job_of_windows(windows)
@@ -203,7 +204,6 @@ def job_facts(logs: Sequence[RankLog], windows: Sequence[Window], ranks_seen: in
 
 
 def _job_of_logs(logs: Sequence[RankLog]) -> JobFacts:
-    """From the ranks' own records."""
     infos = [log.record.info for log in logs]
     device = first(infos, "device") or ("cuda" if any(log.device_times for log in logs) else None)
     without = False if any("rank" in info for info in infos) else None
@@ -213,8 +213,8 @@ def _job_of_logs(logs: Sequence[RankLog]) -> JobFacts:
         "hosts": len({log.host for log in logs if log.host}) or None,
         "device": str(device).split(":")[0] if device else None,
         "is_ddp": True if any(log.has_ddp for log in logs) else without,
-        "debugging_variables": _set_to(infos, _DEBUGGING | (_DEBUGGING_NCCL if uses_nccl else {})),
-        "disabled_paths": _set_to(infos, _disabling(logs) if uses_nccl else {}),
+        "debugging_variables": _variables_set_to(infos, _DEBUGGING | (_DEBUGGING_NCCL if uses_nccl else {})),
+        "disabled_paths": _variables_set_to(infos, _disabling_variables(logs) if uses_nccl else {}),
     }
     return JobFacts(**known)
 
@@ -230,15 +230,16 @@ _BETWEEN_HOSTS = {"NCCL_IB_DISABLE": "1", "NCCL_NET": "SOCKET"}
 _WITHIN_A_HOST = {"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "LOC", "NCCL_SHM_DISABLE": "1"}
 
 
-def _disabling(logs: Sequence[RankLog]) -> dict[str, str]:
-    """Values of variables that keep NCCL from a way between hosts or within one, where ranks have such a way."""
+def _disabling_variables(logs: Sequence[RankLog]) -> dict[str, str]:
+    """Values of variables that disable NCCL's fast paths between hosts or within a host, if the job has several hosts, or several ranks
+    on a host."""
     ranks = Counter(log.host for log in logs)
     between = _BETWEEN_HOSTS if len(ranks) > 1 else {}
     return between | (_WITHIN_A_HOST if max(ranks.values()) > 1 else {})
 
 
-def _set_to(infos: Sequence[Mapping[str, Any]], values: Mapping[str, str]) -> list[str] | None:
-    """Those of ``values`` that any rank's recorded environment has, as NAME=value; None if no environment was recorded."""
+def _variables_set_to(infos: Sequence[Mapping[str, Any]], values: Mapping[str, str]) -> list[str] | None:
+    """The ``values`` that are set in any rank's recorded environment, as NAME=value; None if no environment was recorded."""
     recorded = [env for info in infos if isinstance(env := info.get("environment"), dict)]
     found = {
         f"{name}={env[name]}"
@@ -250,11 +251,11 @@ def _set_to(infos: Sequence[Mapping[str, Any]], values: Mapping[str, str]) -> li
 
 
 _COMPILED = ("CompiledFunction", "CompiledFxGraph", "Torch-Compiled Region", "## Call CompiledFxGraph")
-"""How operators and annotations of compiled functions begin (AOTAutograd and Inductor)."""
+"""Prefixes of the names of operators and annotations of compiled functions (AOTAutograd and Inductor)."""
 
 
 def _job_of_windows(windows: Sequence[Window]) -> JobFacts:
-    """From the traces' metadata and the names of their events."""
+    """Job facts from the traces' metadata and the names of their events."""
     metas = [window.trace.meta for window in windows]
     names = {name for window in windows for name in window.trace.names}
     devices = [device for meta in metas for device in meta.devices]

@@ -1,5 +1,5 @@
-"""The time of a step in parts that do not overlap and add up to it, per rank and on the critical path; facts about step times and batch
-sizes; and what ddpdoctor's profiler window cost the job."""
+"""Breakdown of a step, per rank and on the critical path; facts about step times and batch sizes; and the cost of ddpdoctor's profiler
+window."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from ddpdoctor.measure.summary import WindowCost
 from ddpdoctor.measure.taxonomy import COMPONENTS, HOST_IDLE, INDEX, PART_OF, PARTS, Component, Part, SyncKind
 
 _COLUMN: dict[Part, int] = {part: place for place, part in enumerate(PARTS)}
-"""Part → its place on the last axis."""
+"""Part → its index on the last axis."""
 
 
 class Split(NamedTuple):
-    """The time of the members in a synchronisation, ns, [N, members] each."""
+    """The time of the members in a synchronisation, [N, members] ns each."""
 
     wait: Array
-    """Exposed wait: the rank waits for another and computes nothing meanwhile."""
+    """Exposed wait: the rank waits for another one without computing."""
     transfer: Array
     """Exposed transfer."""
     hidden_wait: Array
@@ -43,7 +43,7 @@ class Split(NamedTuple):
 
 
 def splits(group: CycleGroup) -> Iterator[Split]:
-    """Waiting and transfer in each synchronisation. Where a rank is in several at once, the time counts in the first."""
+    """Yield the split of each synchronisation. If a rank is in several at the same time, the time counts in the first."""
     over = group.begin.copy()
     for k, sync in enumerate(group.syncs):
         own = list(sync.members)
@@ -64,7 +64,7 @@ def splits(group: CycleGroup) -> Iterator[Split]:
 
 
 def rank_breakdown(graph: Graph) -> Array:
-    """[R, parts] ns: mean over the cycles. A rank's row adds up to its mean cycle."""
+    """Return [R, parts] ns, mean over the cycles. A rank's row adds up to its mean cycle."""
     if not graph.groups:
         return np.zeros((len(graph.ranks), len(PARTS)))
     means: Array = np.concatenate([cycle_breakdown(group) for group in graph.groups]).mean(axis=0)
@@ -72,11 +72,11 @@ def rank_breakdown(graph: Graph) -> Array:
 
 
 def cycle_breakdown(group: CycleGroup) -> Array:
-    """[N, R, parts] ns for each cycle of a group. Communication that overlaps with the rank's computation counts as computation."""
+    """Return [N, R, parts] ns of each cycle of a group. Communication that overlaps with the rank's computation counts as computation."""
     cycles, _, world = group.arrival.shape
     result = np.zeros((cycles, world, len(PARTS)))
     for c, component in enumerate(COMPONENTS):
-        # Collectives of several process groups run at the same time: a segment between two of them may have no length.
+        # Collectives of several process groups run concurrently, so a segment between two of them may be empty.
         result[:, :, _COLUMN[PART_OF[component]]] += np.nansum(
             np.clip(group.work[:, :, :, c], 0, None), axis=1
         )
@@ -90,50 +90,50 @@ def cycle_breakdown(group: CycleGroup) -> Array:
 
 
 def critical_breakdown(graph: Graph, profiler_ns: float = 0.0) -> dict[str, float]:
-    """Shares of the critical path per part, summing to 1; {} without cycles. The host's part is without ``profiler_ns`` per cycle, see
-    :func:`added_by_profiler`.
+    """Return the share of each part in the critical path; they add up to 1. {} without cycles. ``profiler_ns`` per cycle is subtracted from
+    the host's part, see :func:`added_by_profiler`.
 
     The path is followed backwards: from a synchronisation's end to its last arrival (transfer), along that rank's work to the end of
-    the previous synchronisation, and so on. No rank waits on it. Transfer that overlaps with that rank's computation counts as
-    computation: it costs nothing.
+    the previous synchronisation, and so on. It contains no waiting. Transfer that overlaps with the rank's computation counts as
+    computation, because it costs nothing.
     """
     total = np.zeros(len(PARTS))
     for group in graph.groups:
-        total += _critical(group)[0]
+        total += _critical_path(group)[0]
     total[_COLUMN[Part.HOST]] -= profiler_ns * graph.cycles
     whole = float(total.sum())
     return {part: float(total[column]) / whole for part, column in _COLUMN.items()} if whole > 0 else {}
 
 
 def critical_work(graph: Graph) -> dict[Component, float]:
-    """Shares of the critical path per component of its ranks' work; {} without cycles. The rest is in synchronisations."""
-    both = [_critical(group) for group in graph.groups]
+    """Return the share of each component of work in the critical path; {} without cycles. The rest of the path is in synchronisations."""
+    both = [_critical_path(group) for group in graph.groups]
     whole = float(sum(parts.sum() for parts, _ in both))
     work = sum((work for _, work in both), np.zeros(len(COMPONENTS)))
     return {each: float(work[INDEX[each]]) / whole for each in COMPONENTS} if whole > 0 else {}
 
 
 def host_idle_ns(graph: Graph) -> float:
-    """ns per cycle of the critical path in which a device waits for its host, mean."""
+    """Return the mean ns per cycle of the critical path in which a device waits for its host."""
     work = critical_work(graph)
     return graph.mean_cycle_ns * sum(work.get(each, 0.0) for each in HOST_IDLE)
 
 
 def added_by_profiler(window: Graph, log: Graph) -> float:
-    """ns by which a cycle of a device's window is longer than a step of the step log without profiler; 0 if it is not.
+    """Return the ns by which a cycle of a device's window is longer than an unprofiled step of the step log; 0 if it is not.
 
-    By the medians, as a few steps may be longer for another reason, and by the means, as single steps of a log are short or long where
-    the host runs ahead of its device: the lesser of both. A profiler slows the host down, not the device: it makes the device wait longer
-    for its host. If the device does not wait for so long, the profiled steps have more work than others, and nothing is known of what the
-    profiler adds.
+    This is the lesser of the differences of medians and of means: a few steps may be longer for another reason, and single steps of a log
+    are short or long if the host runs ahead of its device. The profiler slows down the host, so that the device waits longer for it. If the
+    difference is longer than the device's waits for its host, the profiled steps have more work than others, the profiler's part is
+    unknown, and the result is 0.
     """
     by_median = float(np.median(window.lengths_ns) - np.median(log.lengths_ns))
     added_ns = min(by_median, window.mean_cycle_ns - log.mean_cycle_ns)
     return added_ns if 0.0 < added_ns < host_idle_ns(window) else 0.0
 
 
-def _critical(group: CycleGroup) -> tuple[Array, Array]:
-    """([parts], [components] of the work) ns summed over the cycles of one group."""
+def _critical_path(group: CycleGroup) -> tuple[Array, Array]:
+    """[parts] ns of the critical path, and [components] ns of the work in it, summed over the cycles of one group."""
     cycles, count, _ = group.arrival.shape
     rows = np.arange(cycles)
     total, work = np.zeros(len(PARTS)), np.zeros(len(COMPONENTS))
@@ -158,7 +158,7 @@ def _critical(group: CycleGroup) -> tuple[Array, Array]:
 
 
 def _waited_for(group: CycleGroup, k: int, rank: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[N] the rank for which ``rank`` ([N], one for each cycle) waited at synchronisation ``k``: the last to arrive, the root of a
+    """[N] the rank for which ``rank`` ([N], one per cycle) waited at synchronisation ``k``: the last to arrive, the root of a
     broadcast, or itself."""
     sync, rows = group.syncs[k], np.arange(len(rank))
     if sync.kind == SyncKind.STEP_END:
@@ -175,14 +175,14 @@ def _waited_for(group: CycleGroup, k: int, rank: NDArray[np.int64]) -> NDArray[n
 class Tuning(msgspec.Struct, frozen=True):
     """When long steps get a note."""
 
-    apart: float = 1.1
-    """Ratio of mean to median above which there is a note if a few steps make the difference."""
-    slow: float = 1.5
-    """Ratio of mean to median above which there is a note in any case."""
-    few: int = 100
-    """Few steps are one in this many."""
-    always_few: int = 3
-    """Or this many in a short run, and so many are named."""
+    note_ratio: float = 1.1
+    """Ratio of mean to median above which there is a note if a few steps cause most of the difference."""
+    tail_note_ratio: float = 1.5
+    """Ratio of mean to median above which there is a note if the mean also exceeds the 95th percentile."""
+    steps_per_few: int = 100
+    """A few steps are one in this many."""
+    least_few: int = 3
+    """Or at least this many. The note names as many."""
 
 
 _TUNING = Tuning()
@@ -191,10 +191,10 @@ _TUNING = Tuning()
 def step_facts(
     graph: Graph, seen: int, operators_seen: bool, input_explains: float | None, world_size: int | None
 ) -> StepFacts:
-    """Times of the measured cycles; sizes of the batches that the loaders gave.
+    """Return the facts about the times of measured cycles and about batch sizes.
 
-    ``graph``: the one for step times; ``seen``: number of recorded steps; ``operators_seen`` and ``input_explains`` are the facts of
-    these names. Totals over all ranks are unknown where one of ``world_size`` is missing.
+    ``graph``: the one for step times; ``seen``: number of recorded steps; ``operators_seen`` and ``input_explains``: the facts of these
+    names. Totals over all ranks are unknown if fewer than ``world_size`` ranks were recorded.
     """
     if not graph.groups:
         return StepFacts(
@@ -202,7 +202,7 @@ def step_facts(
         )
     lengths_ns = graph.lengths_ns
     mean_ns, median_ns = float(lengths_ns.mean()), float(np.median(lengths_ns))
-    samples = _means(graph, [steps.samples for steps in graph.steps])
+    samples = _rank_means(graph, [steps.samples for steps in graph.steps])
     whole = world_size is None or len(graph.ranks) >= world_size
     per_step = float(samples.sum()) if samples is not None and whole else None
     # Backward passes per step, median over the steps and ranks.
@@ -221,8 +221,8 @@ def step_facts(
         batch_size=float(np.median(samples)) / max(micro_batches or 1.0, 1.0)
         if samples is not None
         else None,
-        batch_size_most=_most(samples),
-        input_most=_most(_means(graph, [steps.elements for steps in graph.steps])),
+        batch_size_most=_largest_ratio(samples),
+        input_most=_largest_ratio(_rank_means(graph, [steps.elements for steps in graph.steps])),
         micro_batches=micro_batches,
         input_explains=input_explains,
         marked=any(len(steps.steps) for steps in graph.steps),
@@ -231,27 +231,29 @@ def step_facts(
 
 
 def longest_steps_note(graph: Graph) -> list[str]:
-    """A note on the longest measured steps, where a few of them take most of the time."""
+    """Return a note on the longest measured steps, if a few of them take much of the time."""
     if not graph.groups:
         return []
     lengths_ns = graph.lengths_ns
     mean_ns, median_ns = float(lengths_ns.mean()), float(np.median(lengths_ns))
-    beyond_ns = np.sort(np.maximum(lengths_ns - median_ns, 0.0))
-    few = max(_TUNING.always_few, len(beyond_ns) // _TUNING.few)
-    of_few_ns = float(beyond_ns[-few:].sum())
-    apart = mean_ns > _TUNING.apart * median_ns and of_few_ns > beyond_ns.sum() / 2
-    if not apart and mean_ns <= max(float(np.quantile(lengths_ns, 0.95)), _TUNING.slow * median_ns):
+    excess_ns = np.sort(np.maximum(lengths_ns - median_ns, 0.0))
+    few = max(_TUNING.least_few, len(excess_ns) // _TUNING.steps_per_few)
+    few_excess_ns = float(excess_ns[-few:].sum())
+    few_matter = mean_ns > _TUNING.note_ratio * median_ns and few_excess_ns > excess_ns.sum() / 2
+    if not few_matter and mean_ns <= max(
+        float(np.quantile(lengths_ns, 0.95)), _TUNING.tail_note_ratio * median_ns
+    ):
         return []
-    order = np.argsort(-lengths_ns, kind="stable")[: _TUNING.always_few]
-    order = order[lengths_ns[order] > _TUNING.apart * median_ns]
+    order = np.argsort(-lengths_ns, kind="stable")[: _TUNING.least_few]
+    order = order[lengths_ns[order] > _TUNING.note_ratio * median_ns]
     longest = ", ".join(f"{graph.numbers[i]} ({format_duration(float(lengths_ns[i]))})" for i in order)
-    most = "most" if lengths_ns.sum() < 2 * of_few_ns else "much"
+    most = "most" if lengths_ns.sum() < 2 * few_excess_ns else "much"
     steps = "The longest are" if len(order) > 1 else "The longest is"
     return [f"A few steps take {most} of the time. {steps} {longest}."]
 
 
-def _means(graph: Graph, amounts: Sequence[Array | None]) -> Array | None:
-    """[R] mean amount per measured step; ``amounts``: for each rank, [N] values of its steps. None where a rank has none."""
+def _rank_means(graph: Graph, amounts: Sequence[Array | None]) -> Array | None:
+    """[R] mean amount per measured step; ``amounts``: for each rank, [N] values of its steps. None if a rank has none."""
     measured = list(measured_steps(graph.groups))
     known = [
         np.empty(0) if values is None else values[np.isin(steps.steps, measured) & ~np.isnan(values)]
@@ -262,8 +264,8 @@ def _means(graph: Graph, amounts: Sequence[Array | None]) -> Array | None:
     )
 
 
-def _most(amounts: Array | None) -> float | None:
-    """Largest rank's amount / median of the other ranks."""
+def _largest_ratio(amounts: Array | None) -> float | None:
+    """Largest amount of a rank / median of the other ranks."""
     if amounts is None or len(amounts) < 2 or not np.median(amounts):
         return None
     leader = int(amounts.argmax())
@@ -272,27 +274,27 @@ def _most(amounts: Array | None) -> float | None:
 
 
 def window_cost(logs: Sequence[RankLog], usual_ms: float | None) -> WindowCost | None:
-    """Cost of the window in steps that all ranks recorded, each as long as its longest rank's, relative to a usual one of ``usual_ms``.
-    None where no window was open, or the usual step time is unknown."""
+    """Return the cost of the window, from steps that all ranks recorded, relative to the usual step time ``usual_ms``. The length of a
+    step is that of its slowest rank. None if no window was open, or the usual step time is unknown."""
     everywhere = recorded_everywhere(logs)
     length = {number: longest_ns(steps) / 1e6 for number, steps in everywhere.items()}
     marks = {number: {mark for step in steps for mark in step.marks} for number, steps in everywhere.items()}
     inside = [n for n in everywhere if PROFILED in marks[n]]
-    # A later window was requested by the user during the run: its cost does not count.
+    # Later windows were requested by the user during the run: their cost does not count.
     requested = next((n for n in inside[1:] if OPENED in marks[n]), None)
     inside = [n for n in inside if requested is None or n < requested]
     if usual_ms is None or not inside:
         return None
-    # Kernels and threads of the profiler end in the step after the one that opens, closes or saves it.
+    # The profiler's kernels and threads end in the step after the one that opens, closes or saves it.
     around = {n + later for n in everywhere if marks[n].intersection(AROUND_WINDOW) for later in (0, 1)}
-    stopped = {n + later for n in everywhere if SUSPENDED in marks[n] for later in (0, 1)}
-    touched = around.intersection(everywhere).union(inside) - stopped
+    suspended = {n + later for n in everywhere if SUSPENDED in marks[n] for later in (0, 1)}
+    affected = around.intersection(everywhere).union(inside) - suspended
     captures = [n for n in everywhere if n > inside[-1] and OPENED in marks[n]]
-    touched = {n for n in touched if not captures or n < captures[0]}
+    affected = {n for n in affected if not captures or n < captures[0]}
     quiet = [n for n in inside if OPENED not in marks[n]] or inside
     return WindowCost(
         first=inside[0],
         last=inside[-1],
         step_ms=float(np.median([length[n] for n in quiet])),
-        extra_ms=max(0.0, sum(length[n] - usual_ms for n in touched)),
+        extra_ms=max(0.0, sum(length[n] - usual_ms for n in affected)),
     )

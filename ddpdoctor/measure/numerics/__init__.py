@@ -24,10 +24,10 @@ from .significance import (
     above_others,
     above_zero,
     binomial_tail,
-    carried_by_few,
     chance_of_period,
     chance_of_places,
     chance_of_ranks,
+    outliers_of_few_ranks,
     persistence,
     shares_of_step,
 )

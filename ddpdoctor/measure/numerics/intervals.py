@@ -17,7 +17,7 @@ Times = NDArray[Any]
 Intervals = tuple[Times, Times]
 
 EMPTY: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
-"""Of integers, so that a union with times of either type keeps their type."""
+"""Integers, so that a union with times of either type keeps their type."""
 
 
 def union(start: ArrayLike, end: ArrayLike) -> Intervals:
@@ -70,8 +70,8 @@ def _before(intervals: Intervals, lengths: Times, times: Times) -> Array:
 
 
 def place_in(intervals: Intervals, times: Times) -> Ints:
-    """Index of the interval that contains each of the times, -1 for none. Intervals are in order of their starts; where they overlap, only
-    the last one begun counts."""
+    """Index of the interval that contains each of the times, -1 for none. Intervals are in order of their starts; if they overlap, only
+    the one that starts last counts."""
     starts, ends = intervals
     if not len(starts):
         return np.full(len(times), -1, np.int64)

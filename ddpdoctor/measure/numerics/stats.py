@@ -1,10 +1,10 @@
-"""Robust statistics (medians, scatter, the error of a mean, trends, change points, Shapley values), with the array types of the analysis;
-and durations as text.
+"""Robust statistics (medians, scatter, the error of a mean, trends, change points, Shapley values), the array types of the analysis, and
+durations as text.
 
-Neighbouring steps are correlated (a queue that drains, a machine that is busy for a second), so n of them hold less information
+Neighbouring steps are correlated (a queue that drains, a machine that is busy for a second), so n of them contain less information
 than n independent values. The variance of their mean is estimated from the means of overlapping batches of neighbours (Meketon
 and Schmeiser, "Overlapping batch means: something for nothing?", WSC 1984), for batches of one, n^(1/3) and n^(1/2) values; the
-greatest estimate is used. It is deterministic and takes O(n) time.
+largest estimate is used. It is deterministic and takes O(n) time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Mask = NDArray[np.bool_]
 
 
 def nan_median(values: NDArray[Any], axis: int, keepdims: bool = False) -> Array:
-    """The median of those values that are not NaN; NaN where all are.
+    """The median of the values that are not NaN; NaN if all are.
 
-    Ten times as fast as ``numpy.nanmedian`` for small arrays, which takes half a millisecond.
+    For small arrays, ten times as fast as ``numpy.nanmedian``, which takes half a millisecond.
     """
     ordered = np.sort(values, axis=axis)  # NaN comes last
     known = np.count_nonzero(~np.isnan(values), axis=axis, keepdims=True)
@@ -48,52 +48,50 @@ def running(values: Ints, neighbours: int) -> Ints:
 def running_median(values: Ints, neighbours: int) -> Ints:
     """[N] → [N]: the median of each value and its ``neighbours`` - 1 nearest."""
     windows = running(values, neighbours)
-    # The mean of two integers as large as epoch ns would lose the last digits.
+    # Not numpy.median: in float64, epoch ns lose their last digits.
     half = windows.shape[1] // 2
     middle: Ints = np.partition(windows, half, axis=-1)[:, half]
     return middle
 
 
 _NORMAL_PER_MAD = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation: 1 / 0.6745."""
+"""Ratio of standard deviation to median absolute deviation of a normal distribution: 1 / 0.6745."""
 _NORMAL_MEDIAN_ERROR = 1.2533
-"""Standard error of the median over that of the mean, of a normal distribution: the root of pi / 2."""
+"""Ratio of the standard errors of median and mean of a normal distribution: sqrt(pi / 2)."""
 _UNDISTURBED = 0.25
-"""Quantile that represents an undisturbed cycle: on a busy machine half of the cycles are disturbed, and more where ranks are late
-alternately."""
+"""Quantile that represents an undisturbed cycle: on a busy machine half of the cycles are disturbed, and more if the late rank rotates."""
 
 
 def scatter_of(deviations: Array) -> Array:
-    """Standard deviation of a normal distribution with this median absolute deviation: 1.4826 times the median, over the
-    first axis, of the ``deviations`` from the middle."""
+    """Robust standard deviation: 1.4826 times the median absolute deviation, over the first axis of ``deviations`` from the median."""
     scatter: Array = _NORMAL_PER_MAD * np.median(np.abs(deviations), axis=0)
     return scatter
 
 
 def median_error(scatter: Array, count: int) -> Array:
-    """Standard error of the median of ``count`` values that scatter by ``scatter``."""
+    """Standard error of the median of ``count`` values with the standard deviation ``scatter``."""
     error: Array = _NORMAL_MEDIAN_ERROR * scatter / np.sqrt(max(count, 1))
     return error
 
 
 def undisturbed(values: Array, *, its_own: bool = False) -> Array:
-    """[R] of [cycles, R]: each rank's lower quartile, which represents an undisturbed cycle. With ``its_own`` it is one of the values and
-    not interpolated, so that with few cycles a single long one does not enter."""
+    """[R] of [cycles, R]: each rank's lower quartile, which represents an undisturbed cycle. With ``its_own`` it is one of the values,
+    not interpolated, so that a single long one of few cycles has no effect."""
     quartile: Array = np.quantile(values, _UNDISTURBED, axis=0, method="lower" if its_own else "linear")
     return quartile
 
 
 FEWEST = 3
-"""Fewest values for an estimate of the scatter."""
+"""Minimum number of values for an estimate of the scatter."""
 _FREEDOM = 1.5
 """Degrees of freedom per batch: overlapping batches have a variance of two thirds (Meketon and Schmeiser)."""
 
 
 def mean_error(values: Array, level: float) -> float:
-    """Standard deviation of the error of the mean of ``values`` [N], in their order; NaN below three of them.
+    """Standard error of the mean of ``values`` [N], in order of time; NaN for fewer than three values.
 
-    With few values the scatter itself is uncertain. The result is widened for that, so that ``normal(level)`` times it contains the
-    mean with probability ``level``.
+    Widened for the uncertain scatter of few values, so that an interval of ``normal(level)`` times the result contains the mean with
+    probability ``level``.
     """
     count = len(values)
     if count < FEWEST:
@@ -115,8 +113,8 @@ def normal(level: float) -> float:
 
 
 def _student(level: float, freedom: float) -> float:
-    """The same of Student's distribution, by its expansion around the normal one (Abramowitz and Stegun, 26.7.5); 1 % off
-    with two degrees of freedom."""
+    """The same for Student's distribution, by its expansion around the normal one (Abramowitz and Stegun, 26.7.5); the error is 1 % for
+    two degrees of freedom."""
     z, f = normal(level), freedom
     return (
         z
@@ -135,7 +133,7 @@ class Trend(msgspec.Struct, frozen=True):
     high: float
     """Confidence interval of the slope at the given level, with ``low`` (Sen 1968)."""
     z_score: float
-    """Kendall's S over its standard deviation under no trend: above 3 by chance once in a thousand."""
+    """Kendall's S over its standard deviation without a trend: exceeds 3 by chance once in a thousand."""
 
 
 def trend(times: Array, values: Array, level: float) -> Trend:
@@ -157,9 +155,9 @@ def trend(times: Array, values: Array, level: float) -> Trend:
 
 
 def best_split(values: Array, fewest: int) -> tuple[int, float]:
-    """``(place, difference)``: the cut of ``values`` [N], N at least 2 x ``fewest``, whose parts ``values[:place]`` and
-    ``values[place:]`` differ most, each of at least ``fewest`` values; and that difference: n m / N times the squared difference of their
-    means, the reduction of the sum of squares by the cut (binary segmentation; Scott and Knott, Biometrics 30, 1974)."""
+    """``(place, difference)``: the cut of ``values`` [N] into ``values[:place]`` and ``values[place:]`` that reduces the sum of squares
+    most, and this reduction: n m / N times the squared difference of the means of the two parts, of n and m values (binary segmentation;
+    Scott and Knott, Biometrics 30, 1974). Each part has at least ``fewest`` values; N is at least 2 x ``fewest``."""
     count = len(values)
     before = np.arange(fewest, count - fewest + 1)
     sums = np.cumsum(values)
@@ -172,7 +170,7 @@ def best_split(values: Array, fewest: int) -> tuple[int, float]:
 _UNITS_NS = {"h": 3.6e12, "min": 6e10}
 """Units longer than a second, the longest first."""
 _FROM = 1.5
-"""Multiple of a unit from which on it is used: "80 min" rather than "1.3 h"."""
+"""Multiple of a unit from which it is used: "80 min" rather than "1.3 h"."""
 
 
 def format_duration(ns: float) -> str:
@@ -188,26 +186,26 @@ class Value(msgspec.Struct, frozen=True):
     """Cost of one cause, ns per step."""
 
     first_ns: float
-    """Saving when it alone is removed."""
+    """Saving if only this cause is removed."""
     part_ns: float
     """Its share of the common cost of all causes (Shapley value)."""
     last_ns: float
-    """Saving when it is removed after all others."""
+    """Saving if this cause is removed after all others."""
 
 
 def fair_shares(
     removed: Mapping[_Cause, list[Array]], gain_ns: Callable[[list[Array]], float]
 ) -> dict[_Cause, Value]:
-    """The share of each of several causes in their common cost, where they hide each other. Evaluates all 2^n subsets: for few causes.
+    """The share of each cause in the common cost of causes that hide each other. Evaluates all 2^n subsets, so n must be small.
 
-    ``removed`` is the work of each cause, per group of the graph; ``gain_ns`` returns the saving per step without some work.
+    ``removed`` is the work of each cause, per group of the graph; ``gain_ns`` returns the saving per step without the given work.
 
     Example: rank 0 is 3 ms late because of data, rank 3 is 5 ms late because of its own Python work. Without the work a step is
-    2 ms shorter, without the data as long as before, without both 5 ms shorter. So the causes cost 5 ms work, but 2 ms and
+    2 ms shorter, without the data as long as before, without both 5 ms shorter. So the causes cost 5 ms together, but 2 ms and
     0 ms alone. A cause's share is its saving, averaged over all orders in which the causes can be removed (Shapley, "A value for
     n-person games", 1953; for a cost set by the largest one, Littlechild and Owen, "A simple expression for the Shapley value in a
-    special case", 1973). Shares add up to the common saving; a cause that no other hides gets what it saves alone. Here: 1.5 ms for
-    the data, 3.5 ms for the work.
+    special case", 1973). Shares add up to the common saving; the share of a cause that no other hides is its saving alone. Here: 1.5 ms
+    for the data, 3.5 ms for the work.
     """
     causes = list(removed)
     gains_ns = {frozenset[_Cause](): 0.0}
@@ -227,7 +225,7 @@ def fair_shares(
 
 
 def _part_ns(cause: _Cause, gains_ns: Mapping[frozenset[_Cause], float]) -> float:
-    """The mean, over all orders of the causes, of what this one adds to the gain of those before it."""
+    """The mean, over all orders of the causes, of the gain that this cause adds to that of the causes before it."""
     count = max(len(chosen) for chosen in gains_ns)
     return sum(
         factorial(len(chosen))

@@ -1,19 +1,19 @@
-"""Replay of any dependency graph: operations in streams, some of them parts of collectives.
+"""Replay a dependency graph of operations in streams, some of which are parts of collectives.
 
 For operation *v* with the operations *P(v)* that must end before it may start, and the collective *G(v)* that
-it is a part of (itself alone where it is none)
+it is a part of (*v* alone if it is in no collective)
 
     start[v] = max(origin[v], max over P(v) of end) + delay[v]
     end[v]   = max over G(v) of start + work[v]
 
-so ``work`` is the duration of an operation alone, and of a part of a collective its transfer: the time from the
-last member's start to the own end. ``delay`` is what the graph does not explain (the host was late to launch).
+``work`` is the duration of a single operation, or the transfer of a part of a collective: the time from the last
+member's start to its own end. ``delay`` is time that the graph does not explain (the host was late to launch).
 The terms are those of Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis",
-OSDI '25, section 3. With ``delay`` and ``work`` as :func:`measured` gives them, the replay is the run as it was.
+OSDI '25, section 3. With ``delay`` and ``work`` from :func:`measured_costs`, the replay reproduces the run.
 
-A collective is one node of the graph, reached when all of its members may start. Nodes are replayed level by level, with a
-few numpy calls per level, so the time of a replay depends on the levels more than on the operations. Times are float64
-in the unit of the caller.
+A collective is one node of the graph, which is reached when all of its members may start. Nodes are replayed level by level, with a
+few numpy calls per level, so the time of a replay depends more on the number of levels than of operations. Times are float64 in
+the caller's unit.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from ddpdoctor.errors import UnusableInput
 Times = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Edges = tuple[Indices, Indices]
-"""Operations that must end, and for each the operation that waits for it."""
+"""(before, after): operation ``before[i]`` must end before operation ``after[i]`` may start."""
 
 ALONE = -1
-"""Marks operations in no stream, in no collective, or without a neighbour."""
+"""Marks operations without a stream, without a collective, or without a neighbour."""
 
 
 class Level(msgspec.Struct, frozen=True):
     """Operations whose predecessors are all in earlier levels."""
 
     operations: Indices
-    """Single operations first, then the members of collectives, one collective after the other."""
-    fed: Indices
-    """Those of ``operations`` that have predecessors."""
+    """Single operations, then the members of collectives, grouped by collective."""
+    with_predecessors: Indices
+    """The ``operations`` that have predecessors."""
     sources: Indices
-    """The predecessors of ``fed``, one operation's after the other's."""
+    """The predecessors of ``with_predecessors``, grouped by operation."""
     first_source: Indices
-    """[fed] index into ``sources`` of each operation's first predecessor."""
+    """[with_predecessors] index into ``sources`` of each operation's first predecessor."""
     members: Indices
-    """Those of ``operations`` that are members of collectives."""
+    """The ``operations`` that are members of collectives."""
     first_member: Indices
     """[collectives] index into ``members`` of each collective's first member."""
     size: Indices
@@ -56,7 +56,7 @@ class Level(msgspec.Struct, frozen=True):
 
 
 class Dag(msgspec.Struct, frozen=True):
-    """A dependency graph of ``size`` operations, ready to be replayed."""
+    """A dependency graph of ``size`` operations."""
 
     size: int
     levels: tuple[Level, ...]
@@ -71,31 +71,31 @@ class Costs(msgspec.Struct, frozen=True):
     """[N]"""
 
 
-def build(size: int, edges: Sequence[Edges], collective: Indices) -> Dag:
-    """The graph of ``size`` operations with these edges; operations with the same number in ``collective``
-    ([N], ``ALONE`` for none) are parts of one collective.
+def build_dag(size: int, edges: Sequence[Edges], collective: Indices) -> Dag:
+    """Build the graph of ``size`` operations with these edges. Operations with the same number in ``collective`` [N] are parts of
+    one collective; ``ALONE`` marks single operations.
 
-    Raises UnusableInput where operations wait for each other in a circle.
+    Raises UnusableInput if the graph has a cycle.
     """
     before = np.concatenate([np.empty(0, np.int64), *(pair[0] for pair in edges)])
     after = np.concatenate([np.empty(0, np.int64), *(pair[1] for pair in edges)])
-    # A collective is one node: operations alone keep their own numbers, collectives come after them.
+    # A collective is one node. Single operations keep their numbers; collectives come after them.
     node = np.where(collective == ALONE, np.arange(size), size + collective).astype(np.int64)
     _, node = np.unique(node, return_inverse=True)
     level = _levels(node[before], node[after], int(node.max(initial=-1)) + 1)[node]
     order = np.argsort(after, kind="stable")
     before, after = before[order], after[order]
-    # Within a level: those alone first, then collective by collective.
+    # Within a level: single operations, then one collective after the other.
     by_level = np.lexsort((np.arange(size), collective, level))
     bounds = np.searchsorted(level[by_level], np.arange(int(level.max(initial=-1)) + 2))
     return Dag(
         size,
-        tuple(_level(by_level[low:high], before, after, collective) for low, high in pairwise(bounds)),
+        tuple(_build_level(by_level[low:high], before, after, collective) for low, high in pairwise(bounds)),
     )
 
 
 def _levels(before: Indices, after: Indices, nodes: int) -> Indices:
-    """[nodes] longest path, in edges, from a node without predecessors. Raises UnusableInput on a cycle."""
+    """[nodes] length of the longest path, in edges, from a node without predecessors. Raises UnusableInput if there is a cycle."""
     waits_for = np.bincount(after, minlength=nodes)
     order = np.argsort(before, kind="stable")
     successors = after[order]
@@ -119,27 +119,29 @@ def _levels(before: Indices, after: Indices, nodes: int) -> Indices:
 
 
 def _ranges(low: Indices, high: Indices) -> Indices:
-    """The positions from each ``low`` up to its ``high``, one range after the other."""
+    """The concatenation of the ranges from each ``low`` up to its ``high``."""
     counts = high - low
     positions: Indices = np.arange(int(counts.sum())) + np.repeat(low - np.cumsum(counts) + counts, counts)
     return positions
 
 
-def _level(operations: Indices, before: Indices, after: Indices, collective: Indices) -> Level:
+def _build_level(operations: Indices, before: Indices, after: Indices, collective: Indices) -> Level:
     low, high = np.searchsorted(after, operations), np.searchsorted(after, operations, side="right")
-    fed = high > low
-    sources = before[_ranges(low[fed], high[fed])]
-    first_source = np.cumsum((high - low)[fed]) - (high - low)[fed]
+    with_predecessors = high > low
+    sources = before[_ranges(low[with_predecessors], high[with_predecessors])]
+    first_source = np.cumsum((high - low)[with_predecessors]) - (high - low)[with_predecessors]
     members = operations[collective[operations] != ALONE]
     _, first_member, sizes = np.unique(collective[members], return_index=True, return_counts=True)
-    return Level(operations, operations[fed], sources, first_source, members, first_member, sizes)
+    return Level(
+        operations, operations[with_predecessors], sources, first_source, members, first_member, sizes
+    )
 
 
 def replay(dag: Dag, origin: Times, costs: Costs) -> tuple[Times, Times]:
-    """[N] start and end of every operation."""
+    """Return [N] start and end of every operation."""
     start, end = origin.astype(np.float64), np.empty(dag.size)
     for level in dag.levels:
-        _start(level, start, end)
+        _raise_starts(level, start, end)
         start[level.operations] += costs.delay[level.operations]
         end[level.operations] = start[level.operations] + costs.work[level.operations]
         if len(level.members):
@@ -147,16 +149,16 @@ def replay(dag: Dag, origin: Times, costs: Costs) -> tuple[Times, Times]:
     return start, end
 
 
-def measured(dag: Dag, origin: Times, start: Times, end: Times, tolerance: float = 0.0) -> Costs:
-    """Delay and work of each operation, from the times of the run ([N] each).
+def measured_costs(dag: Dag, origin: Times, start: Times, end: Times, tolerance: float = 0.0) -> Costs:
+    """Return delay and work of each operation, from the times of the run ([N] each).
 
-    Where clocks disagree, an operation may start before its predecessor has ended, or end before the last
-    member of its collective has started. A negative cost down to minus ``tolerance`` is kept, so that it cancels against its
-    neighbour's; a lower one cannot be due to the clocks, and counts as 0.
+    If clocks disagree, an operation may start before its predecessor has ended, or end before the last member of its collective has
+    started. A negative cost down to minus ``tolerance`` is kept, so that it cancels against that of a neighbour. A lower cost cannot be
+    due to the clocks, and counts as 0.
     """
     ready, work = origin.astype(np.float64), end - start
     for level in dag.levels:
-        _start(level, ready, end)
+        _raise_starts(level, ready, end)
         if len(level.members):
             work[level.members] = end[level.members] - _last_start(level, start)
     delay = start - ready
@@ -165,23 +167,23 @@ def measured(dag: Dag, origin: Times, start: Times, end: Times, tolerance: float
     return Costs(delay, work)
 
 
-def _start(level: Level, start: Times, end: Times) -> None:
-    """Raise the starts of the level's operations, initially their origins, to the ends of their predecessors (in place)."""
-    if len(level.fed):
+def _raise_starts(level: Level, start: Times, end: Times) -> None:
+    """Increase the starts of the level's operations, initially their origins, to the ends of their predecessors, in place."""
+    if len(level.with_predecessors):
         ready = np.maximum.reduceat(end[level.sources], level.first_source)
-        start[level.fed] = np.maximum(start[level.fed], ready)
+        start[level.with_predecessors] = np.maximum(start[level.with_predecessors], ready)
 
 
 def _last_start(level: Level, start: Times) -> Times:
-    """[members] start of the last member of each one's collective."""
+    """[members] latest start among the members of each one's collective."""
     last = np.maximum.reduceat(start[level.members], level.first_member)
     repeated: Times = np.repeat(last, level.size)
     return repeated
 
 
-def in_order(stream: Indices, *keys: NDArray[np.generic]) -> Edges:
-    """Edges by which each operation of a stream waits for the one before it, in the order of ``keys`` (the
-    first is the most important). ``stream`` is [N], with ``ALONE`` for operations in none."""
+def order_edges(stream: Indices, *keys: NDArray[np.generic]) -> Edges:
+    """Return edges by which each operation of a stream waits for the previous one, in the order of ``keys`` (the most significant
+    first). ``stream`` is [N], with ``ALONE`` for operations without a stream."""
     chosen = np.flatnonzero(stream != ALONE)
     order = chosen[np.lexsort((*(key[chosen] for key in reversed(keys)), stream[chosen]))]
     same = stream[order[1:]] == stream[order[:-1]]

@@ -1,8 +1,8 @@
-"""The dependency graph of steps of pipeline- and data-parallel training, from a table of operations.
+"""Build the dependency graph of steps of pipeline- and data-parallel training from a table of operations.
 
-The dependencies are those of Megatron's pipeline schedules as modelled for the what-if analysis of Lin et al.,
+The dependencies are those of Megatron's pipeline schedules as modelled in the what-if analysis of Lin et al.,
 "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI '25, section 3. A *worker* is a
-replica's stage: it has one stream for computation, one for each direction of sending and receiving, and one for the exchange
+stage of a replica. It has one stream for computation, one for each kind of send and receive, and one for the exchange
 of parameters and gradients with the other replicas.
 """
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ddpdoctor.trace.operations import Operations
 
-from .dag import ALONE, Dag, Edges, Indices, build, in_order
+from .dag import ALONE, Dag, Edges, Indices, build_dag, order_edges
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
 GATHER, REDUCE = "params-all-gather", "grads-reduce-scatter"
@@ -23,19 +23,19 @@ SEPARATE, CLIP, OPTIMIZER = "separate-grads-all-reduce", "optimizer-clip-main-gr
 COLLECTION = "gc"
 PEER_TO_PEER = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 COMMUNICATION = (*PEER_TO_PEER, GATHER, REDUCE, SEPARATE, LAYER_NORM, EMBEDDING, CLIP)
-"""Kinds whose duration is communication; ``layernorm-grads-all-reduce`` is among ranks of which only one is
-traced, so it is replayed as an operation alone."""
+"""Kinds whose duration is communication. Only one rank of each ``layernorm-grads-all-reduce`` is traced, so it is replayed as a
+single operation."""
 KINDS = (*COMMUNICATION, FORWARD, BACKWARD, COLLECTION, OPTIMIZER)
 
 
 class _Channel(msgspec.Struct, frozen=True):
-    """One kind of sending or receiving between neighbouring model chunks *c* (upper) and *c* + 1."""
+    """One kind of send or receive between neighbouring model chunks *c* (upper) and *c* + 1 (lower)."""
 
     kind: str
     computation: str
     """Kind of computation that produces the sent data, or uses the received data."""
     lower: bool
-    """Whether this end is at chunk *c* + 1."""
+    """Whether the operation is at chunk *c* + 1."""
 
     @property
     def receives(self) -> bool:
@@ -50,20 +50,19 @@ _CHANNELS = (
 )
 
 
-class _Attached(msgspec.Struct, frozen=True):
-    """Sends or receives with the computation of each."""
+class _MessageEnds(msgspec.Struct, frozen=True):
+    """Sends or receives, and the computation of each."""
 
     messages: Indices
     computations: Indices
     boundary: Indices
-    """Upper chunk of the two that the message goes between; ``ALONE`` where there is no neighbour, so that
-    nothing was sent."""
+    """Upper chunk of the two between which the message is sent; ``ALONE`` without a neighbour, so that nothing was sent."""
     unmatched: Indices
-    """Steps in which a worker's messages and computations do not match in number."""
+    """Steps in which a worker's numbers of messages and computations differ."""
 
 
 def whole_steps(ops: Operations) -> NDArray[np.bool_]:
-    """[N] whether the operation is in a complete step: every worker ran its optimizer, and every message has its computation and its
+    """Return [N] whether the operation is in a complete step: every worker ran its optimizer, and every message has its computation and its
     other end."""
     worker = _key(ops.replica, ops.stage)
     finished = ops.of_kind(OPTIMIZER)
@@ -71,7 +70,7 @@ def whole_steps(ops: Operations) -> NDArray[np.bool_]:
         np.unique(np.stack([ops.step[finished], worker[finished]]), axis=1)[0], return_counts=True
     )
     good = steps[seen == len(np.unique(worker))]
-    attached = [_attach(ops, channel) for channel in _CHANNELS]
+    attached = [_match_messages(ops, channel) for channel in _CHANNELS]
     broken = np.concatenate([ends.unmatched for ends in attached])
     message = _messages(ops, attached)
     numbers, counts = np.unique(message[message != ALONE], return_counts=True)
@@ -83,29 +82,29 @@ def whole_steps(ops: Operations) -> NDArray[np.bool_]:
 
 
 def pipeline_dag(ops: Operations) -> Dag:
-    """The graph of whole steps; operation *v* of it is row *v* of ``ops``.
+    """Build the graph of complete steps. Its operation *v* is row *v* of ``ops``.
 
-    Raises UnusableInput where operations wait for each other in a circle.
+    Raises UnusableInput if operations wait for each other in a cycle.
     """
     worker = _key(ops.step, ops.replica, ops.stage)
-    attached = [_attach(ops, channel) for channel in _CHANNELS]
+    attached = [_match_messages(ops, channel) for channel in _CHANNELS]
     edges = [
-        in_order(_where(ops, worker, FORWARD, BACKWARD), ops.start_s, ops.sequence),
-        in_order(_where(ops, worker, GATHER, REDUCE), ops.start_s, ops.sequence),
-        *(in_order(_where(ops, worker, kind), ops.start_s, ops.sequence) for kind in PEER_TO_PEER),
+        order_edges(_key_if_kind(ops, worker, FORWARD, BACKWARD), ops.start_s, ops.sequence),
+        order_edges(_key_if_kind(ops, worker, GATHER, REDUCE), ops.start_s, ops.sequence),
+        *(order_edges(_key_if_kind(ops, worker, kind), ops.start_s, ops.sequence) for kind in PEER_TO_PEER),
         *(
             _message_edges(ops, worker, channel, ends)
             for channel, ends in zip(_CHANNELS, attached, strict=True)
         ),
         *_first_backward(ops, worker),
-        _meet(*_last(ops, GATHER), *_first(ops, FORWARD)),
+        _edges_by_key(*_last_by_chunk(ops, GATHER), *_first_by_chunk(ops, FORWARD)),
         *_after_compute(ops, worker),
     ]
-    return build(ops.size, edges, _collectives(ops, attached))
+    return build_dag(ops.size, edges, _collectives(ops, attached))
 
 
 def _key(*columns: Indices) -> Indices:
-    """[N] one number for each combination of values."""
+    """[N] a number that identifies the combination of values of the columns."""
     code = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         low = int(column.min(initial=0))
@@ -114,18 +113,18 @@ def _key(*columns: Indices) -> Indices:
     return dense.astype(np.int64)
 
 
-def _where(ops: Operations, key: Indices, *kinds: str) -> Indices:
+def _key_if_kind(ops: Operations, key: Indices, *kinds: str) -> Indices:
     return np.where(ops.of_kind(*kinds), key, ALONE)
 
 
-def _attach(ops: Operations, channel: _Channel) -> _Attached:
-    """The n-th message of a worker belongs to its n-th computation that has the neighbour; where messages were
-    recorded for computations without one too, to its n-th of all."""
+def _match_messages(ops: Operations, channel: _Channel) -> _MessageEnds:
+    """Assign messages to computations. A worker's n-th message belongs to its n-th computation with a neighbour; if messages were also
+    recorded for computations without a neighbour, to its n-th computation of all."""
     worker = _key(ops.step, ops.replica, ops.stage)
     workers = int(worker.max(initial=-1)) + 1
-    # Where none is recorded, model chunks are assigned to the stages round-robin.
-    dealt = np.maximum(ops.chunk, 0) * (int(ops.stage.max(initial=0)) + 1) + ops.stage
-    model_chunk = np.where(ops.model_chunk < 0, dealt, ops.model_chunk)
+    # Unrecorded model chunks are assigned to the stages round-robin.
+    round_robin = np.maximum(ops.chunk, 0) * (int(ops.stage.max(initial=0)) + 1) + ops.stage
+    model_chunk = np.where(ops.model_chunk < 0, round_robin, ops.model_chunk)
     last_chunk = int(model_chunk.max(initial=0))
     boundary = model_chunk - 1 if channel.lower else model_chunk
     has_neighbour = (boundary >= 0) & (boundary < last_chunk)
@@ -135,10 +134,10 @@ def _attach(ops: Operations, channel: _Channel) -> _Attached:
     computations &= has_neighbour | for_all[worker]
     fits = sent == np.bincount(worker[computations], minlength=workers)
     rows = [
-        _sorted(np.flatnonzero(mask & fits[worker]), worker, ops.sequence)
+        _sorted_rows(np.flatnonzero(mask & fits[worker]), worker, ops.sequence)
         for mask in (messages, computations)
     ]
-    return _Attached(
+    return _MessageEnds(
         rows[0],
         rows[1],
         np.where(has_neighbour[rows[1]], boundary[rows[1]], ALONE),
@@ -146,16 +145,16 @@ def _attach(ops: Operations, channel: _Channel) -> _Attached:
     )
 
 
-def _sorted(rows: Indices, *keys: NDArray[np.generic]) -> Indices:
+def _sorted_rows(rows: Indices, *keys: NDArray[np.generic]) -> Indices:
     return rows[np.lexsort([key[rows] for key in reversed(keys)])]
 
 
-def _message_edges(ops: Operations, worker: Indices, channel: _Channel, ends: _Attached) -> Edges:
-    """A send waits for its computation. A computation waits for its receive, and that, posted no sooner, for
-    the computation of the same kind before."""
+def _message_edges(ops: Operations, worker: Indices, channel: _Channel, ends: _MessageEnds) -> Edges:
+    """A send waits for its computation. A computation waits for its receive, which is posted after the previous computation of the same
+    kind."""
     if not channel.receives:
         return ends.computations, ends.messages
-    before, after = in_order(_where(ops, worker, channel.computation), ops.sequence)
+    before, after = order_edges(_key_if_kind(ops, worker, channel.computation), ops.sequence)
     previous = np.full(ops.size, ALONE)
     previous[after] = before
     earlier = previous[ends.computations]
@@ -167,9 +166,9 @@ def _message_edges(ops: Operations, worker: Indices, channel: _Channel, ends: _A
 
 
 def _first_backward(ops: Operations, worker: Indices) -> list[Edges]:
-    """The first messages of the backward pass are posted with the last forward pass of the warm-up: they wait
-    for the computation before that one."""
-    order = _sorted(np.flatnonzero(ops.of_kind(FORWARD, BACKWARD)), worker, ops.start_s, ops.sequence)
+    """The first messages of the backward pass are posted with the last forward pass of the warm-up, so they wait for the computation before
+    that one."""
+    order = _sorted_rows(np.flatnonzero(ops.of_kind(FORWARD, BACKWARD)), worker, ops.start_s, ops.sequence)
     backward = np.flatnonzero(ops.of_kind(BACKWARD)[order])
     workers, first = np.unique(worker[order[backward]], return_index=True)
     position = backward[first]
@@ -177,65 +176,66 @@ def _first_backward(ops: Operations, worker: Indices) -> list[Edges]:
     workers, two_before = workers[enough], order[position[enough] - 2]
     edges = []
     for kind in ("backward-recv", "backward-send"):
-        messages = _sorted(np.flatnonzero(ops.of_kind(kind)), worker, ops.sequence)
-        edges.append(_meet(workers, two_before, *_firsts(worker[messages], messages)))
+        messages = _sorted_rows(np.flatnonzero(ops.of_kind(kind)), worker, ops.sequence)
+        edges.append(_edges_by_key(workers, two_before, *_first_per_key(worker[messages], messages)))
     return edges
 
 
-def _firsts(keys: Indices, rows: Indices) -> tuple[Indices, Indices]:
-    """(each key once, the first of the ``rows`` with this key)."""
+def _first_per_key(keys: Indices, rows: Indices) -> tuple[Indices, Indices]:
+    """(Distinct keys, the first of the ``rows`` with each key.)"""
     unique, at = np.unique(keys, return_index=True)
     return unique, rows[at]
 
 
 def _by_chunk(ops: Operations, *kinds: str) -> tuple[Indices, Indices]:
-    """(key of worker and chunk, row) of all operations of these kinds, in the order of their starts."""
-    rows = _sorted(np.flatnonzero(ops.of_kind(*kinds)), ops.start_s, ops.sequence)
+    """(Keys of step, worker and chunk, rows) of all operations of these kinds, in order of start."""
+    rows = _sorted_rows(np.flatnonzero(ops.of_kind(*kinds)), ops.start_s, ops.sequence)
     return _key(ops.step, ops.replica, ops.stage, ops.chunk)[rows], rows
 
 
-def _first(ops: Operations, kind: str) -> tuple[Indices, Indices]:
-    return _firsts(*_by_chunk(ops, kind))
+def _first_by_chunk(ops: Operations, kind: str) -> tuple[Indices, Indices]:
+    return _first_per_key(*_by_chunk(ops, kind))
 
 
-def _last(ops: Operations, kind: str) -> tuple[Indices, Indices]:
+def _last_by_chunk(ops: Operations, kind: str) -> tuple[Indices, Indices]:
     keys, rows = _by_chunk(ops, kind)
-    return _firsts(keys[::-1], rows[::-1])
+    return _first_per_key(keys[::-1], rows[::-1])
 
 
-def _meet(keys: Indices, rows: Indices, other_keys: Indices, other_rows: Indices) -> Edges:
-    """Edges from ``rows`` to ``other_rows`` with the same key; keys are unique on both sides."""
+def _edges_by_key(keys: Indices, rows: Indices, other_keys: Indices, other_rows: Indices) -> Edges:
+    """Edges from ``rows`` to the ``other_rows`` with the same key. Keys are unique on both sides."""
     _, here, there = np.intersect1d(keys, other_keys, assume_unique=True, return_indices=True)
     return rows[here], other_rows[there]
 
 
 def _after_compute(ops: Operations, worker: Indices) -> list[Edges]:
-    """The end of a step: one operation after the other on each worker, after its last computation. Gradients
-    that are reduced beside the backward pass (which ``separate-grads-all-reduce`` tells) are awaited there;
-    others are reduced there."""
+    """Edges of the end of a step: on each worker, one operation after the other, after its last computation. If gradients are reduced
+    during the backward pass (as ``separate-grads-all-reduce`` shows), these operations wait for the reduction; else it is one of them."""
     overlapped = SEPARATE in ops.kinds
     tail = [COLLECTION, LAYER_NORM, EMBEDDING, SEPARATE if overlapped else REDUCE, CLIP, OPTIMIZER]
     place = np.full(ops.size, ALONE)
     for i, kind in enumerate(tail, start=1):
         place[ops.of_kind(kind)] = i
-    place[_last_of(ops, worker, FORWARD, BACKWARD)[1]] = 0
-    edges = [in_order(np.where(place == ALONE, ALONE, worker), place, ops.start_s, ops.sequence)]
+    place[_last_by_worker(ops, worker, FORWARD, BACKWARD)[1]] = 0
+    edges = [order_edges(np.where(place == ALONE, ALONE, worker), place, ops.start_s, ops.sequence)]
     if overlapped:
-        edges.append(_meet(*_last(ops, BACKWARD), *_first(ops, REDUCE)))
-        waiting = _sorted(np.flatnonzero(place >= 2), worker, place, ops.start_s)
-        edges.append(_meet(*_last_of(ops, worker, REDUCE), *_firsts(worker[waiting], waiting)))
+        edges.append(_edges_by_key(*_last_by_chunk(ops, BACKWARD), *_first_by_chunk(ops, REDUCE)))
+        waiting = _sorted_rows(np.flatnonzero(place >= 2), worker, place, ops.start_s)
+        edges.append(
+            _edges_by_key(*_last_by_worker(ops, worker, REDUCE), *_first_per_key(worker[waiting], waiting))
+        )
     return edges
 
 
-def _last_of(ops: Operations, worker: Indices, *kinds: str) -> tuple[Indices, Indices]:
-    """(worker, row) of each worker's last operation of these kinds."""
-    rows = _sorted(np.flatnonzero(ops.of_kind(*kinds)), worker, ops.start_s, ops.sequence)[::-1]
-    return _firsts(worker[rows], rows)
+def _last_by_worker(ops: Operations, worker: Indices, *kinds: str) -> tuple[Indices, Indices]:
+    """(Workers, row of each one's last operation of these kinds.)"""
+    rows = _sorted_rows(np.flatnonzero(ops.of_kind(*kinds)), worker, ops.start_s, ops.sequence)[::-1]
+    return _first_per_key(worker[rows], rows)
 
 
-def _messages(ops: Operations, attached: list[_Attached]) -> Indices:
-    """[N] number of the message that the operation is an end of: same step, replica, direction, chunks and
-    micro-batch."""
+def _messages(ops: Operations, attached: list[_MessageEnds]) -> Indices:
+    """[N] number of the message that the operation sends or receives, by step, replica, direction, chunk and micro-batch; ``ALONE`` for
+    other operations."""
     message = np.full(ops.size, ALONE)
     key = np.stack([message] * 5)
     for channel, ends in zip(_CHANNELS, attached, strict=True):
@@ -254,9 +254,9 @@ def _messages(ops: Operations, attached: list[_Attached]) -> Indices:
     return message
 
 
-def _collectives(ops: Operations, attached: list[_Attached]) -> Indices:
-    """[N] number of the collective or message."""
-    together = _messages(ops, attached)
+def _collectives(ops: Operations, attached: list[_MessageEnds]) -> Indices:
+    """[N] number of the collective or message that the operation is a part of; ``ALONE`` for single operations."""
+    numbers = _messages(ops, attached)
     nothing = np.zeros(ops.size, np.int64)
     for kinds, key in (
         ((GATHER, REDUCE, SEPARATE), _key(ops.step, ops.stage, ops.kind, ops.sequence)),
@@ -264,5 +264,5 @@ def _collectives(ops: Operations, attached: list[_Attached]) -> Indices:
         ((CLIP,), _key(ops.step, nothing, ops.sequence)),
     ):
         chosen = ops.of_kind(*kinds)
-        together[chosen] = key[chosen] + together.max(initial=ALONE) + 1
-    return together
+        numbers[chosen] = key[chosen] + numbers.max(initial=ALONE) + 1
+    return numbers

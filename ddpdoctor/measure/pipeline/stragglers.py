@@ -1,25 +1,25 @@
-"""What-if analysis of stragglers in pipeline- and data-parallel jobs: their cost, and which workers they are.
+"""What-if analysis of stragglers in pipeline- and data-parallel jobs: which workers they are, and their cost.
 
 After Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI '25, section 3.
-All step times are means over the steps of replays without launch delays; with
+All step times are means over the steps of replays without launch delays. With
 
     T          every operation as measured
     T_ideal    every operation at its kind's typical cost: the mean of computations, the median of communication
     T_ideal+X  the operations X as measured, all others ideal
     T-X        the operations X ideal, all others as measured
 
-    S    = T / T_ideal                      (eq. 1)  slowdown of the job; 1 where nothing straggles
+    S    = T / T_ideal                      (eq. 1)  slowdown of the job; 1 without stragglers
     S_X  = T_ideal+X / T_ideal              (eq. 2)  slowdown by X alone: replica, stage or worker
     S_w  = min(S_replica, S_stage)          (eq. 4)  slowdown by the worker there
     M_W  = (T - T-W) / (T - T_ideal)        (eq. 5)  share of the slowdown due to the slowest 3 % of workers
     M_S  = (T - T-L) / (T - T_ideal)                 share due to the last stage
 
-S_w takes one replay for each replica and each stage instead of one for each worker, and is therefore high for a healthy worker
-that is in both a slow replica and a slow stage. The workers with the highest S_w are therefore replayed one by one; the
-*slow workers* are those that alone cost at least half of what the worst of them costs.
+S_w takes one replay per replica and per stage instead of one per worker, but is high for a normal worker in both a slow replica
+and a slow stage. The workers with the highest S_w are therefore also replayed one by one. The *slow workers* are those that
+alone cost at least half as much as the slowest one.
 
-M_W near 1 means that single workers are slow, M_S near 1 that the model is divided unevenly into stages. Neither is bounded
-by 0 and 1: removing one delay may lengthen or expose another.
+M_W near 1 means that single workers are slow, M_S near 1 that the model is divided unevenly into stages. Both may be below 0
+or above 1, because removing one delay may lengthen or expose another.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from ddpdoctor.measure.facts import Cost, Facts, JobFacts, LateFacts, PipelineFa
 from ddpdoctor.measure.numerics import persistence
 from ddpdoctor.trace.operations import Operations
 
-from .dag import Costs, Dag, Times, measured, replay
+from .dag import Costs, Dag, Times, measured_costs, replay
 from .graph import BACKWARD, COMMUNICATION, FORWARD, KINDS, pipeline_dag, whole_steps
 
-Chosen = NDArray[np.bool_]
+OperationMask = NDArray[np.bool_]
 
 SLOWEST_SHARE = 0.03
-"""Share of the workers that counts as the slowest, for M_W. Source: the paper, section 3."""
+"""Share of the workers that counts as the slowest, for M_W (section 3 of the paper)."""
 CULPRIT_SHARE = 0.5
-"""A slow worker costs at least this share of what the worst worker costs."""
+"""Least cost of a slow worker, as a share of the cost of the slowest one."""
 _REPLAYED_ALONE = 64
-"""Most workers replayed one by one: each takes a replay of the whole job, and slow workers have the highest S_w."""
-_NO_LOSS = 1e-9
-"""Part of a step time below which a cost is rounding of the replay."""
+"""Most workers that are replayed one by one, those with the highest S_w. Each takes a replay of the whole job."""
+_ROUNDING_SHARE = 1e-9
+"""Share of the step time below which a cost is due to rounding."""
 CLOCK_TOLERANCE_S = 0.01
-"""Negative costs down to this count as differences between clocks. Source: the paper's published analysis."""
+"""Negative costs down to minus this are due to clock differences (published analysis of the paper)."""
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,18 +60,18 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     replica: int
     stage: int
     slowdown: float
-    """S_w: step time with this worker's replica and stage as measured over the ideal one."""
+    """S_w."""
     alone: float | None
-    """Step time with this worker alone as measured over the ideal one; None where it was not replayed."""
+    """S_X of this worker alone; None if it was not replayed."""
     compute_ms: float
     """Forward and backward passes, mean per step."""
 
 
-class Removed(msgspec.Struct, frozen=True, kw_only=True):
+class RemovalGain(msgspec.Struct, frozen=True, kw_only=True):
     """The saving if some operations took their typical time."""
 
     share: float | None
-    """Share of the job's slowdown that is saved (M_W, M_S); None without a slowdown."""
+    """Saved share of the job's slowdown (M_W, M_S); None without a slowdown."""
     gain_ms: list[float]
     """Saving in each step."""
 
@@ -82,75 +82,75 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[int]
     """Numbers of the steps analysed."""
     excluded_steps: int
-    """Steps excluded because operations are missing in them."""
+    """Number of steps excluded because operations are missing in them."""
     world_size: int | None
     replicas: int
     stages: int
     measured_steps_ms: list[float]
-    """Time of each step as measured."""
+    """Measured time of each step."""
     slowdown: float
     """S = T / T_ideal."""
     workers: list[Worker]
     """Slowest first."""
     slow_workers: list[int]
-    """Ranks of the workers that are slow by themselves; may be empty."""
-    without_slowest: Removed
+    """Ranks of the slow workers; may be empty."""
+    without_slowest: RemovalGain
     """Without the slowest 3 % of workers, at least one; its share is M_W."""
-    without_last_stage: Removed | None
-    """Its share is M_S. None where there is one stage."""
-    without_slow_workers: Removed | None
-    """None where there is no slow worker."""
-    without_any: Removed
+    without_last_stage: RemovalGain | None
+    """Its share is M_S. None if there is only one stage."""
+    without_slow_workers: RemovalGain | None
+    """None if there is no slow worker."""
+    without_stragglers: RemovalGain
     """Every operation at its typical cost."""
     notes: list[str]
 
 
 class _WhatIf:
-    """The job under changed costs."""
+    """Replays of the job with changed costs."""
 
     def __init__(self, ops: Operations, dag: Dag) -> None:
         self._dag = dag
         _, first, self._step = np.unique(ops.step, return_index=True, return_inverse=True)
         self.origin: Times = np.minimum.reduceat(ops.start_s, first)[self._step]
-        self.costs = measured(dag, self.origin, ops.start_s, ops.end_s, CLOCK_TOLERANCE_S)
-        self.ideal = _typical(ops, self.costs.work)
+        self.costs = measured_costs(dag, self.origin, ops.start_s, ops.end_s, CLOCK_TOLERANCE_S)
+        self.ideal = _typical_costs(ops, self.costs.work)
         self.as_measured = self.steps_s(self.costs.work)
         self.all_ideal = self.steps_s(self.ideal)
 
     def steps_s(self, work: Times) -> Times:
-        """[steps] step times without launch delays."""
+        """Return [steps] step times without launch delays."""
         _, end = replay(self._dag, self.origin, Costs(np.zeros(self._dag.size), work))
         return self.lengths_s(end)
 
     def lengths_s(self, end: Times) -> Times:
-        """[steps] the last end of each step, counted from the step's origin."""
+        """Return [steps] time from each step's origin to its last end."""
         last = np.zeros(int(self._step.max()) + 1)
         np.maximum.at(last, self._step, end - self.origin)
         return last
 
-    def slowdown_by(self, chosen: Chosen) -> float:
-        """S_X"""
+    def slowdown_by(self, chosen: OperationMask) -> float:
+        """Return S_X of the chosen operations."""
         work = np.where(chosen, self.costs.work, self.ideal)
         return float(self.steps_s(work).mean() / self.all_ideal.mean())
 
-    def without(self, chosen: Chosen) -> Removed:
-        """T-X and what follows from it."""
+    def without(self, chosen: OperationMask) -> RemovalGain:
+        """Return the saving if the chosen operations took their typical time (T-X)."""
         left = self.steps_s(np.where(chosen, self.ideal, self.costs.work))
         t, t_ideal = self.as_measured.mean(), self.all_ideal.mean()
         lost = t - t_ideal
-        return Removed(
-            share=float((t - left.mean()) / lost) if abs(lost) > _NO_LOSS * t_ideal else None,
+        return RemovalGain(
+            share=float((t - left.mean()) / lost) if abs(lost) > _ROUNDING_SHARE * t_ideal else None,
             gain_ms=((self.as_measured - left) * 1e3).tolist(),
         )
 
 
 def measure_stragglers(operations: Operations) -> Stragglers:
-    """The slowdown of a job by stragglers, and the slow workers.
+    """Measure the slowdown of a job by stragglers, and find the slow workers.
 
-    Incomplete steps and operations of unknown kinds are excluded, both with a note. Raises UnusableInput where no complete step is
-    left or the order of operations contradicts itself.
+    Incomplete steps and operations of unknown kinds are excluded, both with a note. Raises UnusableInput if there is no complete step, or
+    if operations wait for each other in a cycle.
     """
-    ops, excluded_steps, notes = _usable(operations)
+    ops, excluded_steps, notes = _usable_operations(operations)
     job = _WhatIf(ops, pipeline_dag(ops))
     by_replica = {int(r): job.slowdown_by(ops.replica == r) for r in np.unique(ops.replica)}
     by_stage = {int(s): job.slowdown_by(ops.stage == s) for s in np.unique(ops.stage)}
@@ -170,13 +170,13 @@ def measure_stragglers(operations: Operations) -> Stragglers:
         without_slowest=job.without(np.isin(ops.rank, slowest)),
         without_last_stage=job.without(ops.stage == max(by_stage)) if len(by_stage) > 1 else None,
         without_slow_workers=job.without(np.isin(ops.rank, slow_workers)) if slow_workers else None,
-        without_any=job.without(np.ones(ops.size, bool)),
+        without_stragglers=job.without(np.ones(ops.size, bool)),
         notes=notes,
     )
 
 
-def _usable(ops: Operations) -> tuple[Operations, int, list[str]]:
-    """The operations of known kinds in whole steps, the number of other steps, and notes."""
+def _usable_operations(ops: Operations) -> tuple[Operations, int, list[str]]:
+    """The operations of known kinds in complete steps, the number of excluded steps, and notes."""
     notes = list(ops.notes)
     places = _one_rank_each(ops, notes)
     known = places.of_kind(*KINDS)
@@ -199,7 +199,7 @@ def _usable(ops: Operations) -> tuple[Operations, int, list[str]]:
 
 
 def _one_rank_each(ops: Operations, notes: list[str]) -> Operations:
-    """The operations of the lowest rank of each replica and stage: tensor-parallel ranks run in lockstep, one represents all."""
+    """The operations of the lowest rank of each replica and stage. It represents all its tensor-parallel ranks, which run in lockstep."""
     place = ops.replica * (int(ops.stage.max(initial=0)) + 1) + ops.stage
     _, number = np.unique(place, return_inverse=True)
     lowest = np.full(int(number.max(initial=0)) + 1, np.iinfo(np.int64).max)
@@ -213,7 +213,7 @@ def _one_rank_each(ops: Operations, notes: list[str]) -> Operations:
     return ops.select(first)
 
 
-def _typical(ops: Operations, work: Times) -> Times:
+def _typical_costs(ops: Operations, work: Times) -> Times:
     """[N] cost of each operation in the ideal run."""
     ideal = np.empty(ops.size)
     for number, name in enumerate(ops.kinds):
@@ -226,7 +226,7 @@ def _typical(ops: Operations, work: Times) -> Times:
 def _workers(
     ops: Operations, job: _WhatIf, by_replica: Mapping[int, float], by_stage: Mapping[int, float]
 ) -> list[Worker]:
-    """All workers, slowest first; of equal ones, the lower rank first."""
+    """All workers, slowest first; equally slow ones by rank."""
     ranks, rows = np.unique(ops.rank, return_index=True)
     place = {
         int(rank): (int(ops.replica[row]), int(ops.stage[row])) for rank, row in zip(ranks, rows, strict=True)
@@ -253,22 +253,21 @@ def _workers(
 
 
 def _slow_workers(workers: list[Worker]) -> list[int]:
-    """Ranks that alone cost at least ``CULPRIT_SHARE`` of the worst one's cost."""
     costs = {worker.rank: worker.alone - 1 for worker in workers if worker.alone is not None}
     worst = max(costs.values())
-    if worst <= _NO_LOSS:
+    if worst <= _ROUNDING_SHARE:
         return []
     return sorted(rank for rank, cost in costs.items() if cost >= CULPRIT_SHARE * worst)
 
 
 _HIT_SHARE = 0.02
-"""A step counts as hit where it loses this share of the mean step: steps of one job differ by as much."""
+"""Least loss of a step that counts as hit, as a share of the mean step. Steps of one job vary by as much."""
 _MOST_SLOW = 0.5
-"""Largest share of slow workers: where more are slow, no single worker is named."""
+"""Largest share of slow workers for which single workers are named."""
 
 
 def straggler_facts(stragglers: Stragglers) -> Facts:
-    """The facts of the analysis; all others are absent."""
+    """Return the facts of the analysis; all other facts are None."""
     lengths = np.array(stragglers.measured_steps_ms)
     slow = [worker for worker in stragglers.workers if worker.rank in stragglers.slow_workers]
     stages = _slow_stages(stragglers, slow)
@@ -288,7 +287,7 @@ def straggler_facts(stragglers: Stragglers) -> Facts:
         late=LateFacts(
             compute=None if stages else cost,
             total=_cost(
-                stragglers, stragglers.without_any, slow if cost is not None and not stages else None
+                stragglers, stragglers.without_stragglers, slow if cost is not None and not stages else None
             ),
         ),
         pipeline=PipelineFacts(
@@ -302,7 +301,7 @@ def straggler_facts(stragglers: Stragglers) -> Facts:
 
 
 def summary_of(stragglers: Stragglers) -> str:
-    """The analysis in words, with the quantities of the paper."""
+    """Return a description of the result, with the quantities of the paper."""
     removals = {
         f"the slowest {100 * SLOWEST_SHARE:g} % of the workers (M_W)": stragglers.without_slowest,
         "the last stage (M_S)": stragglers.without_last_stage,
@@ -320,14 +319,14 @@ def summary_of(stragglers: Stragglers) -> str:
 
 
 def _slow_stages(stragglers: Stragglers, slow_workers: list[Worker]) -> list[int]:
-    """Stages that are slow on every replica; empty where other workers are slow too, and where there is one replica, as a slow stage
-    then looks like a slow machine."""
+    """Stages that are slow on every replica; empty if other workers are slow, too, or if there is only one replica, because a slow stage
+    then cannot be distinguished from a slow machine."""
     stages = sorted({worker.stage for worker in slow_workers})
     are_whole = len(slow_workers) == len(stages) * stragglers.replicas and len(stages) < stragglers.stages
     return stages if are_whole and stragglers.replicas > 1 else []
 
 
-def _cost(stragglers: Stragglers, removed: Removed, slow_workers: list[Worker] | None) -> Cost:
+def _cost(stragglers: Stragglers, removed: RemovalGain, slow_workers: list[Worker] | None) -> Cost:
     mean_ms = float(np.mean(stragglers.measured_steps_ms))
     gain = np.array(removed.gain_ms)
     hit = gain > _HIT_SHARE * mean_ms

@@ -1,7 +1,7 @@
-"""What-if estimates: the graph replayed with something changed.
+"""What-if estimates: replay the graph with changes.
 
 In: a :class:`~ddpdoctor.measure.graph.Graph` and changes (work, transfers or synchronisations removed). Out: the length of each cycle.
-Unchanged, the replay gives the measured times exactly, so that what a change saves is its price.
+Without changes, the replay gives the measured times exactly, so the time that a change saves is the cost.
 """
 
 from .replay import (

@@ -7,24 +7,24 @@ A cycle is replayed from the measured state of its ranks at its beginning. For e
     ready[r]      = end[k] + lag[k, r]
 
 (at a broadcast, the maximum is over the members for which the rank waits: see ``CycleGroup.released_at``). In a profiler window the
-computation that overlaps with a reduction is known as well, and is replayed with overlap, see below. With nothing changed both give the
-measured times. A scenario removes ``work``, changes ``transfer``, or drops the synchronisation itself, in which case each
-member continues with what it computed meanwhile. The method is the what-if analysis of large jobs (Lin et al., "Understanding
-Stragglers in Large Model Training Using What-if Analysis", OSDI '25): replay with a cause idealised, compare step times.
+computation that overlaps with a reduction is known as well, and is replayed with overlap, see below. Without changes, both give the
+measured times. A scenario removes ``work``, changes ``transfer``, or removes the synchronisation itself, so that each member continues
+with its concurrent computation. The method is the what-if analysis of large jobs (Lin et al., "Understanding
+Stragglers in Large Model Training Using What-if Analysis", OSDI '25): replay without a cause, compare step times.
 
 With overlap, each rank's computation and its collectives run concurrently. A bucket that is reduced during the backward pass ends
-earlier on a faster link, or without a straggler, but the next one is ready no earlier: the backward pass has to reach it. For bucket *k*
-and rank *r*, with ``ready`` from the trace (the computation before it is done, queued or not),
+earlier on a faster link, or without a straggler, but the next one is not ready earlier, because the backward pass has to reach it. For
+bucket *k* and rank *r*, with ``ready`` from the trace (the end of the computation before it, even if the bucket is queued then),
 
     lane[k, r]  = ready[k, r] + shift[r] - removed work of r since the computation last waited
     start[k, r] = max(lane[k, r], end[k - 1, r], end[j, r]), k - 1 being the one before in the same process group, and j
-                  that of any group behind which it was queued (across hosts, say, what was reduced within each)
+                  the collective of any group after which it was queued (a reduction across hosts after those within hosts)
     end[k, r]   = max over members of start[k, r] + transfer[k] + lag[k, r]
 
-and the computation moves, ``shift[r] = end[k, r] - measured end[k, r]``, where it waits: for the last bucket of a backward pass, for
-every collective that is not DDP's, and where it was idle because of one (see ``graph.segments``: sharded parameters, tensor
-parallelism in the backward pass). An uncertain dependency moves it by its probability. This is dPRO's method (Hu et al., MLSys '22),
-reduced to a step of data parallel training.
+The computation is shifted, ``shift[r] = end[k, r] - measured end[k, r]``, if it waits for the collective: the last bucket of a backward
+pass, every collective that is not DDP's, and collectives for which it was idle (see ``graph.segments``: sharded parameters, tensor
+parallelism in the backward pass). An uncertain dependency shifts it by its probability times that. This is dPRO's method (Hu et al.,
+MLSys '22), reduced to a step of data parallel training.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ddpdoctor.measure.taxonomy import SyncKind
 
 def waits_for_end(group: CycleGroup) -> Array:
     """[K, R] probability that the computation of a rank waits for the end of a collective: 1 for collectives that are not DDP's and for
-    the last bucket of a backward pass, else as measured. 0 where the rank takes no part."""
+    the last bucket of a backward pass, else as measured. 0 if the rank takes no part."""
     last_of = {
         (sync.micro, sync.group, sync.members): k
         for k, sync in enumerate(group.syncs)
@@ -57,14 +57,14 @@ def waits_for_end(group: CycleGroup) -> Array:
 def place_removed_work(group: CycleGroup, removed: Array) -> Array:
     """[N, K, R] ns: ``removed`` work, moved to the collectives for which it made the rank ready later.
 
-    ``removed`` is measured by segments, which end when a rank's part of a collective starts. A rank whose part is queued after the late
-    rank's has computed more by then, so the late rank's excess appears only after its last bucket. The time at which it was ready shows
-    more: a rank that was ready L later than the others had done L of its excess by then, or all of it. No work is moved across a
-    collective for which the computation waits, and none is added.
+    ``removed`` is measured by segments, which end when a rank's part of a collective starts. A rank whose part was queued until the late
+    rank arrived has computed more by then, so the late rank's excess appears only after its last bucket. The ready time shows it earlier:
+    if the rank was ready L later than the others, L of its excess (at most all of it) came before. No work is moved across a collective
+    for which the computation waits, and none is added.
     """
     if not removed.any():
         return removed
-    late = np.nan_to_num(np.clip(group.ready - _middle(group.ready), 0, None))
+    late = np.nan_to_num(np.clip(group.ready - _lower_median(group.ready), 0, None))
     takes_part = ~np.isnan(group.ready)
     passed_on = 1.0 - waits_for_end(group)
     following = np.zeros_like(removed)
@@ -75,7 +75,7 @@ def place_removed_work(group: CycleGroup, removed: Array) -> Array:
     for k in range(removed.shape[1]):
         removed_so_far = removed_so_far + removed[:, k]
         whole = removed_so_far + following[:, k]
-        excess = np.clip(whole - _middle(whole), 0, None)
+        excess = np.clip(whole - _lower_median(whole), 0, None)
         least = np.where(takes_part[:, k], np.minimum(late[:, k], excess), 0.0)
         now = np.minimum(np.maximum(np.maximum(removed_so_far, placed_so_far), least), whole)
         moved[:, k] = now - placed_so_far
@@ -83,7 +83,7 @@ def place_removed_work(group: CycleGroup, removed: Array) -> Array:
     return moved
 
 
-def _middle(values: Array) -> Array:
+def _lower_median(values: Array) -> Array:
     """Lower median over the last axis, which is kept."""
     known = np.maximum((~np.isnan(values)).sum(axis=-1, keepdims=True), 1)
     middle: Array = np.take_along_axis(np.sort(values, axis=-1), (known - 1) // 2, axis=-1)
@@ -93,36 +93,45 @@ def _middle(values: Array) -> Array:
 def length_ns(
     group: CycleGroup, removed: Array, transfer: Array, synchronises: Sequence[bool], issue_time_saved: Array
 ) -> Array:
-    """[N] ns: the length of each cycle by the formula of the module, at least the time in which the slowest host issues it. The
-    arguments are those of a :class:`Scenario`, ``removed`` after :func:`place_removed_work`."""
-    free: dict[tuple[str, tuple[int, ...]], Array] = {}
+    """[N] ns: the length of each cycle by the module's formula with overlap, at least the time in which the slowest host issues it.
+
+    The arguments are fields of a :class:`Scenario`, ``removed`` after :func:`place_removed_work`.
+    """
+    free_from: dict[tuple[str, tuple[int, ...]], Array] = {}
     ends: list[Array] = []
-    shift, left_out, over = np.zeros_like(group.begin), np.zeros_like(group.begin), group.begin.copy()
+    shift, removed_since_wait, latest_end = (
+        np.zeros_like(group.begin),
+        np.zeros_like(group.begin),
+        group.begin.copy(),
+    )
     for k, (sync, waits) in enumerate(zip(group.syncs, waits_for_end(group), strict=True)):
-        own = list(sync.members)
-        left_out[:, own] += removed[:, k, own]
-        lane = np.maximum(group.ready[:, k, own] + shift[:, own] - left_out[:, own], group.begin[:, own])
+        members = list(sync.members)
+        removed_since_wait[:, members] += removed[:, k, members]
+        lane = np.maximum(
+            group.ready[:, k, members] + shift[:, members] - removed_since_wait[:, members],
+            group.begin[:, members],
+        )
         if synchronises[k]:
-            # Each process group has its own stream, which may wait for that of another.
-            busy = free.get((sync.group, sync.members), group.begin[:, own])
-            start = np.maximum(np.maximum(lane, busy), _queue_released_at(group, k, ends)[:, own])
-            goes_on = start.max(axis=1)[:, None] + transfer[:, k, None] + group.exit_skew[:, k, own]
-            free[sync.group, sync.members] = goes_on
-            over[:, own] = np.maximum(over[:, own], goes_on)
+            # Each process group has its own stream, which may wait for another group's stream.
+            busy = free_from.get((sync.group, sync.members), group.begin[:, members])
+            start = np.maximum(np.maximum(lane, busy), _queue_released_at(group, k, ends)[:, members])
+            own_end = start.max(axis=1)[:, None] + transfer[:, k, None] + group.exit_skew[:, k, members]
+            free_from[sync.group, sync.members] = own_end
+            latest_end[:, members] = np.maximum(latest_end[:, members], own_end)
         else:
-            goes_on = lane + group.concurrent_compute[:, k, own]
-        ends.append(np.full_like(over, -np.inf))
-        ends[k][:, own] = goes_on
-        shift[:, own] += waits[own] * (goes_on - group.end[:, k, own] - shift[:, own])
-        left_out[:, own] *= 1.0 - waits[own]
-    length: Array = np.nanmax(over, axis=1) - np.nanmax(group.begin, axis=1)
+            own_end = lane + group.concurrent_compute[:, k, members]
+        ends.append(np.full_like(latest_end, -np.inf))
+        ends[k][:, members] = own_end
+        shift[:, members] += waits[members] * (own_end - group.end[:, k, members] - shift[:, members])
+        removed_since_wait[:, members] *= 1.0 - waits[members]
+    length: Array = np.nanmax(latest_end, axis=1) - np.nanmax(group.begin, axis=1)
     least: Array = (group.issue_time_ns - issue_time_saved).max(axis=1)
     return np.maximum(length, least)
 
 
 def _queue_released_at(group: CycleGroup, k: int, ends: Sequence[Array]) -> Array:
-    """[N, R] ns when the collectives end after which the parts of collective ``k`` were queued, by the replayed ``ends``; -inf where
-    there are none."""
+    """[N, R] ns: replayed earliest start (from ``ends``) of the parts of collective ``k`` that were queued after another collective; -inf
+    for parts that were not."""
     after: Array = np.full(group.begin.shape, -np.inf)
     for number in np.unique(group.queued_after[:, k]):
         if 0 <= number < k:
@@ -141,7 +150,7 @@ class Scenario(msgspec.Struct):
     synchronises: list[bool]
     """[K] whether the members still wait for each other; otherwise the transfer is skipped too."""
     issue_time_saved: Array
-    """[N, R] ns by which the time falls that each rank's host needs to issue the step."""
+    """[N, R] ns that each rank's host saves of the time to issue the step."""
 
 
 Change = Callable[[CycleGroup, int, Scenario], None]
@@ -168,8 +177,8 @@ def replay(group: CycleGroup, scenario: Scenario) -> Array:
         if not scenario.synchronises[k]:
             ready[:, members] = arrival + group.concurrent_compute[:, k, members]
         elif sync.root is None:
-            over = arrival.max(axis=1) + scenario.transfer[:, k]
-            ready[:, members] = over[:, None] + group.exit_skew[:, k, members]
+            common_end = arrival.max(axis=1) + scenario.transfer[:, k]
+            ready[:, members] = common_end[:, None] + group.exit_skew[:, k, members]
         else:
             measured = group.end[:, k, members] - group.released_at(k)
             ready[:, members] = group.released_at(k, arrival) + measured
@@ -189,8 +198,8 @@ def replay_all(graph: Graph, changes: Sequence[Change] = ()) -> Array:
 
 
 def without_work(removed: Sequence[Array], alone: Sequence[Array] | None = None) -> Change:
-    """Remove ``removed[group]`` ([N, K, R] ns) from the work, and ``alone[group]``, by default the same, from the time in which the
-    host issues the step."""
+    """Remove ``removed[group]`` ([N, K, R] ns) from the work, and ``alone[group]`` (default: the same) from the time in which the host
+    issues the step."""
 
     def change(group: CycleGroup, position: int, scenario: Scenario) -> None:
         scenario.removed = scenario.removed + removed[position]
@@ -211,7 +220,7 @@ def without_transfer(removed: Sequence[Array]) -> Change:
 
 
 def without_sync(chosen: Callable[[CycleGroup, int], bool]) -> Change:
-    """Drop the synchronisations for which ``chosen(group, k)`` is true. Of the last one of a cycle, where cycles are cut, only the
+    """Remove the synchronisations for which ``chosen(group, k)`` is true. For the last one of a cycle, where cycles are cut, only the
     transfer is removed."""
 
     def change(group: CycleGroup, position: int, scenario: Scenario) -> None:
@@ -227,10 +236,10 @@ def without_sync(chosen: Callable[[CycleGroup, int], bool]) -> Change:
 
 
 def common_part(work: Array, alone: Array, classes: SegmentClasses | None = None) -> Array:
-    """[N, K, R] ns that the ranks have in common: for each rank, at most the lower median over the ranks in the same segment, or in the
-    corresponding ones of ``classes``.
+    """[N, K, R] ns that the ranks have in common: the ``work`` of each rank, limited to the lower median over the ranks of ``alone`` in the
+    same segment, or in the corresponding segments of ``classes``.
 
-    ``alone`` is the same work as the rank would have it without other ranks, see :attr:`CycleGroup.work_standalone`.
+    ``alone`` is the standalone work, see :attr:`CycleGroup.work_standalone`.
     """
     parts = np.clip(alone if classes is None else classes.by_class(alone), 0, None)
     middle = np.sort(parts, axis=2)[:, :, (alone.shape[2] - 1) // 2, None]
@@ -240,7 +249,7 @@ def common_part(work: Array, alone: Array, classes: SegmentClasses | None = None
 
 
 def idle_after(graph: Graph, kinds: Sequence[str]) -> list[Array]:
-    """[N, K, R] ns, group by group: the part common to the ranks of the idle time after these kinds of waiting."""
+    """[N, K, R] ns, group by group: idle time after these kinds of waiting that the ranks have in common."""
     return [
         sum(
             (

@@ -1,4 +1,4 @@
-"""Count stack samples by the user's line, while the training thread did some kind of work."""
+"""Counts stack samples by the user's line, for one kind of work of the training thread."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ from .table import Kind, Samples
 
 class _Tuning(msgspec.Struct, frozen=True):
     likely: float = 0.8
-    """Posterior probability from which on a line is named: four times that of all other lines and the unsampled one together."""
+    """Posterior probability from which a line is reported: four times that of all other lines and the unsampled one together."""
     fewest: float = 2.0
-    """Excess samples that a named line has at least: a single sample may be of any line."""
+    """Fewest excess samples of a reported line: a single sample may be of any line."""
     rate_shape: float = 0.3
-    """a: lines without samples on other ranks are mostly rare there. Between Jeffreys' 0.5 and none."""
+    """Shape a of the prior of a line's rate, between 0 and Jeffreys' 0.5: lines without samples on other ranks are mostly rare there."""
 
 
 _TUNING = _Tuning()
 _COUNTING_SIGMAS = 2.0
-"""Counts scatter by their square root; a difference of twice that is significant."""
+"""A difference is significant from this many standard deviations; that of a count is its square root."""
 
 
 class SampleCounts(msgspec.Struct, frozen=True):
-    """Counts of samples of some ranks in some steps; a sample that may be of an operator counts less than 1."""
+    """Sample counts of some ranks in some steps. A sample that may be of an operator counts less than 1."""
 
     at: Mapping[CodeLine, float]
-    """In the components' time, by line."""
+    """Samples of the components' work, by line."""
     outside: Mapping[CodeLine, float]
-    """Those of them whose innermost frame is not torch's."""
-    behind: Mapping[CodeLine, float]
-    """Samples of which only the line that ran next is known, see :mod:`.table`."""
+    """Those of ``at`` whose innermost frame is not torch's."""
+    followers: Mapping[CodeLine, float]
+    """Samples that show only the line that ran next, see :mod:`.table`."""
     stacks: Mapping[Stack, float]
-    """Both ``at`` and ``behind``, by call stack."""
+    """``at`` and ``followers`` together, by call stack."""
     samples: int
-    """In the components' time, on all lines."""
+    """Samples of the components' work, on all lines."""
     any_work: int
-    """Samples in these steps, for any work of the thread."""
+    """Samples in these steps, of any work."""
     seconds: float
     steps: int
     """Steps times ranks."""
 
 
-def counted(
+def count_samples(
     samples: Samples,
     positions: Sequence[int],
     components: Sequence[Component],
     wanted: Collection[int],
     parts: Sequence[Array | float],
     gap: Gap | None = None,
-    begin: Callable[[Stack], Stack] | None = None,
+    trim: Callable[[Stack], Stack] | None = None,
 ) -> SampleCounts:
-    """Count the samples of these ranks in the ``wanted`` steps, optionally only in one ``gap`` between phases. ``parts``: by position,
-    the weight of a sample, or [K] weights by stack; ``begin``: what of a call path counts, from which line on."""
-    at, behind = np.zeros((2, len(samples.stacks)))
+    """Counts the samples of these ranks in the ``wanted`` steps, optionally only in one ``gap`` between phases. ``parts``: by position,
+    the weight of a sample, or [K] weights by stack; ``trim``: function that drops the innermost lines of a call path that do not count."""
+    at, followers = np.zeros((2, len(samples.stacks)))
     count = any_work = steps = 0
     seconds = 0.0
     for position in positions:
@@ -73,8 +73,8 @@ def counted(
         within = of_rank.in_steps(steps_wanted)
         weights = samples.weights(position, within & of_rank.while_doing(components, gap))
         at += parts[position] * (weights.seen + np.maximum(weights.before, weights.burst))
-        behind += parts[position] * weights.following
-        count += round(float(weights.at_random.sum()))
+        followers += parts[position] * weights.following
+        count += round(float(weights.without_bursts.sum()))
         any_work += int(np.count_nonzero(within & (of_rank.kind != Kind.BURST)))
         seconds += int(of_rank.lengths_ns[steps_wanted].sum()) / 1e9
         steps += int(steps_wanted.sum())
@@ -82,14 +82,14 @@ def counted(
     def by_stack(weights: Array) -> dict[Stack, float]:
         found: defaultdict[Stack, float] = defaultdict(float)
         for stack, weight in samples.by_stack(weights).items():
-            found[begin(stack) if begin else stack] += weight
+            found[trim(stack) if trim else stack] += weight
         return found
 
     return SampleCounts(
         at=by_line(by_stack(at)),
-        outside=by_line(by_stack(at * samples.outside)),
-        behind=by_line(by_stack(behind)),
-        stacks=by_stack(at + behind),
+        outside=by_line(by_stack(at * samples.outside_torch)),
+        followers=by_line(by_stack(followers)),
+        stacks=by_stack(at + followers),
         samples=count,
         any_work=any_work,
         seconds=seconds,
@@ -97,10 +97,10 @@ def counted(
     )
 
 
-def common_of(all_ranks: SampleCounts, each: Sequence[SampleCounts]) -> SampleCounts:
-    """Counts that the ranks have in common: at each line, of each rank no more than the (lower) median rank has there plus the
-    counting error. ``all_ranks``: the counts of all ranks."""
-    kept = _kept(each)
+def common_counts(all_ranks: SampleCounts, each: Sequence[SampleCounts]) -> SampleCounts:
+    """Counts that the ranks have in common: for each line and rank, at most the (lower) median count of the ranks plus its
+    counting error. ``all_ranks``: counts of all ranks together."""
+    kept = _common_shares(each)
     at, outside = (
         {
             line: sum(part * counts.get(line, 0.0) for part, counts in zip(parts, of_ranks, strict=True))
@@ -112,21 +112,21 @@ def common_of(all_ranks: SampleCounts, each: Sequence[SampleCounts]) -> SampleCo
 
 
 def same_lines(each: Sequence[SampleCounts]) -> float:
-    """Part (0 to 1) of the ranks' samples at lines that they have in common; of each rank no more samples count than the (lower)
-    median rank has."""
+    """Share (0 to 1) of the ranks' samples at lines that they have in common. Of each rank, at most the (lower) median number of
+    samples counts."""
     wholes = [sum(counts.at.values()) for counts in each]
     middle = sorted(wholes)[(len(each) - 1) // 2]
-    kept = _kept(each)
-    same = [
+    kept = _common_shares(each)
+    common = [
         sum(parts[rank] * counts.at.get(line, 0.0) for line, parts in kept.items())
         for rank, counts in enumerate(each)
     ]
-    alike = [min(whole, middle) for whole in wholes]
-    return min(1.0, sum(map(min, same, alike)) / max(sum(alike), 1e-9))
+    limited = [min(whole, middle) for whole in wholes]
+    return min(1.0, sum(map(min, common, limited)) / max(sum(limited), 1e-9))
 
 
-def _kept(each: Sequence[SampleCounts]) -> dict[CodeLine, list[float]]:
-    """Part of each rank's samples at a line that is common to the ranks."""
+def _common_shares(each: Sequence[SampleCounts]) -> dict[CodeLine, list[float]]:
+    """By line, the share of each rank's samples that is common to the ranks."""
     kept: dict[CodeLine, list[float]] = {}
     for line in dict.fromkeys(line for counts in each for line in counts.at):
         own = [counts.at.get(line, 0.0) for counts in each]
@@ -137,19 +137,19 @@ def _kept(each: Sequence[SampleCounts]) -> dict[CodeLine, list[float]]:
 
 
 def excess_samples(selected: SampleCounts, reference: SampleCounts, fewest: int) -> dict[CodeLine, float]:
-    """Excess samples by line, over other ranks in as much time, where significant and at least ``fewest``.
+    """Excess samples by line over other ranks in the same time, if significant and at least ``fewest``.
 
-    Where no line is, the most probable line; else lines that ran next (``behind``) with a significant excess.
+    If no line has a significant excess, the most probable line; else followers (``followers``) with a significant excess.
     """
     scale = scale_of(selected, reference)
     return (
-        _net(selected.at, reference.at, scale, fewest)
+        _significant_excess(selected.at, reference.at, scale, fewest)
         or most_probable_line(selected.at, reference.at, scale)
-        or _net(selected.behind, reference.behind, scale, fewest)
+        or _significant_excess(selected.followers, reference.followers, scale, fewest)
     )
 
 
-def _net(
+def _significant_excess(
     selected: Mapping[CodeLine, float], reference: Mapping[CodeLine, float], scale: float, fewest: int
 ) -> dict[CodeLine, float]:
     net: dict[CodeLine, float] = {}
@@ -161,21 +161,20 @@ def _net(
 
 
 def scale_of(selected: SampleCounts, reference: SampleCounts) -> float:
-    """Factor that scales other ranks' samples to the same time; 0 where there are none."""
+    """Factor that scales the other ranks' samples to the same time; 0 if there are none."""
     return selected.seconds / reference.seconds if reference.seconds else 0.0
 
 
 def most_probable_line(
     selected: Mapping[CodeLine, float], reference: Mapping[CodeLine, float], scale: float
 ) -> dict[CodeLine, float]:
-    """The line that most probably has the excess of some ranks, where samples are too few for any line to be significant, with its excess
-    samples over ``scale`` times ``reference``; {} where there are no other ranks, or no line is probable enough.
+    """The line that most probably causes the excess of some ranks if no line's excess is significant, with its excess
+    samples over ``scale`` times ``reference``; {} if there are no other ranks or no line is probable enough.
 
-    That these ranks do more work is already known, from event times in every step; samples only show where. So the lines are compared
-    with each other, and with a line that no sample hit. If line i has the excess of E samples, its count is that of its usual rate plus a
-    Poisson number of mean E, and every other line's count is that of its usual rate. Given the other ranks' count o, that rate has the
-    Gamma distribution of shape o + a; a count at the usual rate is then negative binomial (Gelman et al., Bayesian Data Analysis,
-    section 2.6).
+    Event times of every step already show that these ranks do more work; samples only show where. So the lines are compared
+    with each other, and with a line without samples. If line i causes the excess of E samples, its count is its usual count plus a
+    Poisson number of mean E; all other counts are usual. Given the other ranks' count o, the usual rate is Gamma distributed
+    with shape o + a, and a usual count negative binomial (Gelman et al., Bayesian Data Analysis, section 2.6).
     """
     if scale <= 0:
         return {}
@@ -192,8 +191,8 @@ def most_probable_line(
 
 
 def _odds(count: int, other: int, scale: float, excess: float) -> float:
-    """Likelihood ratio of a line's count, where other ranks have ``other`` samples in 1 / ``scale`` times as much time: with the excess at
-    this line over without it."""
+    """Likelihood ratio of a line's ``count``, with over without the excess at this line. ``other``: samples of other ranks in
+    1 / ``scale`` times the time."""
     if excess <= 0:
         return 1.0
     shape, part = other + _TUNING.rate_shape, 1.0 / (1.0 + scale)

@@ -1,4 +1,4 @@
-"""The user's source lines from step logs: from recorded calls and stack samples."""
+"""Source lines from step logs: recorded calls and stack samples."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from ddpdoctor.measure.places import CodeLine, Stack, Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, Component, SyncKind
 
-from .counts import SampleCounts, common_of, counted, excess_samples, same_lines, scale_of
+from .counts import SampleCounts, common_counts, count_samples, excess_samples, same_lines, scale_of
 from .gaps import MainGap, free_gaps, gaps_of_log, lies_in_gaps, lies_outside, main_gap
-from .ranking import MOST_LINES, SourceLines, chosen_and_others, joined, ranked, usual, with_heaviest
+from .ranking import MOST_LINES, SourceLines, chosen_and_others, joined, ranked, usual_callers, with_heaviest
 from .table import Samples, kinds_of, samples_of
 
 _FEWEST_SAMPLES = 3
-"""Fewest samples of a reported line: with fewer it may be chance."""
+"""Fewest samples of a reported line; fewer may be random."""
 _ENOUGH_SAMPLES = 8
-"""Samples of a line from which its time is stated: the counting error is then a third of it."""
+"""Samples of a line from which its time is reported: the counting error is then a third of it."""
 
 
 _CALLS_FORWARD = 0.1
-"""Part of a line's samples in forward passes from which on the line calls the forward pass: fewer may be errors of the sampled times."""
+"""A line calls the forward pass if at least this share of its samples is in one; a smaller share may be due to errors of sample times."""
 _IN_FORWARD = 0.02
-"""Part from which on a forward pass runs the line at all."""
+"""A forward pass runs a line if at least this share of its samples is in one."""
 
 
 class LogSourceLines(SourceLines):
-    """For step logs.
+    """Source lines from step logs.
 
-    ``python_parts``, by position and line, is the part of the samples of host work that is Python and not an operator,
+    ``python_parts``, by index of the log and line: Python's share (without operators) of the samples of host work,
     see :func:`ddpdoctor.measure.graph.python_parts`.
     """
 
@@ -48,12 +48,12 @@ class LogSourceLines(SourceLines):
 
     @cached_property
     def samples(self) -> Samples:
-        """Of the logs."""
+        """Stack samples of the logs."""
         return samples_of(self.logs)
 
     @cached_property
     def _python(self) -> list[Array | float]:
-        """By position and stack, the part of the samples that is Python."""
+        """By index of the log and stack, Python's share of the samples."""
         lines = [(stack.lines[0].file, stack.lines[0].line) for stack in self.samples.stacks]
         return [
             np.array([parts.get(line, 1.0) for line in lines]) if parts else 1.0
@@ -62,24 +62,26 @@ class LogSourceLines(SourceLines):
 
     @cached_property
     def _usual(self) -> Callable[[CodeLine], tuple[Stack, int]]:
-        """The usual callers of a line, by the samples of all ranks."""
-        each = [self.samples.weights(position).at_random for position in range(len(self.logs))]
+        """The main callers of a line, from the samples of all ranks."""
+        each = [self.samples.weights(position).without_bursts for position in range(len(self.logs))]
         stacks = self.samples.by_stack(np.sum(each, axis=0))
-        return cache(lambda line: usual(line, stacks))
+        return cache(lambda line: usual_callers(line, stacks))
 
     @cached_property
-    def _training(self) -> frozenset[CodeLine]:
-        """Lines that call a forward or backward pass or the optimizer: by recorded calls, and by samples in a forward pass. Host work
+    def _training_calls(self) -> frozenset[CodeLine]:
+        """Lines that call a forward or backward pass or the optimizer, from recorded calls and from samples in a forward pass. Host work
         sampled there is mostly torch's own, before and after the pass."""
-        return self._forward[0].union(_calls(self.logs, [Component.BACKWARD, Component.OPTIMIZER], None))
+        return self._forward_lines[0].union(
+            _calls(self.logs, [Component.BACKWARD, Component.OPTIMIZER], None)
+        )
 
     @cached_property
-    def _forward(self) -> tuple[frozenset[CodeLine], frozenset[CodeLine]]:
-        """(lines that call a forward pass, all lines that one runs or that call one)."""
+    def _forward_lines(self) -> tuple[frozenset[CodeLine], frozenset[CodeLine]]:
+        """(lines that call a forward pass, all lines that call one or run in one)."""
         calling, inside, every = Counter[CodeLine](), Counter[CodeLine](), Counter[CodeLine]()
         for position, rank in enumerate(self.samples.ranks):
-            weights = self.samples.weights(position).at_random
-            in_forward = self.samples.weights(position, rank.while_doing([Component.FORWARD])).at_random
+            weights = self.samples.weights(position).without_bursts
+            in_forward = self.samples.weights(position, rank.while_doing([Component.FORWARD])).without_bursts
             for stack, weight, part in zip(self.samples.stacks, weights, in_forward, strict=True):
                 every.update(dict.fromkeys(stack.lines, weight))
                 inside.update(dict.fromkeys(stack.lines, part))
@@ -91,16 +93,16 @@ class LogSourceLines(SourceLines):
             frozenset(line for line, part in inside.items() if part >= max(_IN_FORWARD * every[line], 2.0)),
         )
 
-    def _beyond_forward(self, stack: Stack) -> Stack:
-        """The stack without the lines of a model with which it begins and which a forward pass runs as well: of a model that is called
-        outside of training's forward pass, that call counts."""
-        running = self._forward[1]
+    def _without_forward_lines(self, stack: Stack) -> Stack:
+        """The stack without its innermost lines that a forward pass also runs. If a model is called outside the forward pass of
+        training, the caller is reported, not the line of the model."""
+        running = self._forward_lines[1]
         rest = stack[next((place for place, line in enumerate(stack) if line not in running), len(stack)) :]
-        return rest if rest and rest[0] not in self._training else stack
+        return rest if rest and rest[0] not in self._training_calls else stack
 
     @cached_property
-    def _loops(self) -> frozenset[tuple[str, str]]:
-        """(file, function) in which the training's batches are taken."""
+    def _loop_functions(self) -> frozenset[tuple[str, str]]:
+        """(file, function) of the code that takes batches from the training loaders."""
         taking = {
             log.where[event.where].stack[0]
             for log in self.logs
@@ -110,18 +112,20 @@ class LogSourceLines(SourceLines):
         }
         return frozenset((line.file, line.function) for line in taking)
 
-    def _in_loop(self, found: list[Where]) -> list[Where]:
-        """The lines without the callers of the training loop's function, where it is among their callers or their own."""
+    def _without_loop_callers(self, found: list[Where]) -> list[Where]:
+        """The lines, with callers only up to the function that contains the training loop, if it is among them."""
         inside = []
         for where in found:
             loop = (
-                place for place, line in enumerate(where.stack) if (line.file, line.function) in self._loops
+                place
+                for place, line in enumerate(where.stack)
+                if (line.file, line.function) in self._loop_functions
             )
             inside.append(msgspec.structs.replace(where, callers=where.callers[: next(loop, None)]))
         return inside
 
-    def _with_ways(self, found: list[Where], components: Sequence[Component]) -> list[Where]:
-        """Lines that save or load, with the functions of a framework through which they do."""
+    def _with_framework_calls(self, found: list[Where], components: Sequence[Component]) -> list[Where]:
+        """The lines that save or load, each with the framework functions through which it does."""
         if Component.CHECKPOINT not in components:
             return found
         kinds = kinds_of(components)
@@ -136,12 +140,12 @@ class LogSourceLines(SourceLines):
         ways = {line.stack[0]: line.through for line in lines if line is not None}
         return [msgspec.structs.replace(where, through=ways.get(where.stack[0], ())) for where in found]
 
-    def _called(self, calls: Mapping[CodeLine, float]) -> list[Where]:
-        """The heaviest lines by recorded calls, or time in them, each with its usual callers."""
+    def _call_lines(self, calls: Mapping[CodeLine, float]) -> list[Where]:
+        """The heaviest lines by number of recorded calls, or time in them, each with its main callers."""
         return [where.called_from(*self._usual(where.stack[0])) for where in ranked(calls)]
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
-        """Lines that call synchronisations of these kinds; a line once for each way through functions of a framework by which it does."""
+        """Lines that call synchronisations of these kinds. A line is listed once for each path through framework functions."""
         calls: Counter[tuple[CodeLine, tuple[tuple[str, str], ...]]] = Counter()
         ways: dict[tuple[tuple[str, str], ...], Stack] = {}
         for log in self.logs:
@@ -164,36 +168,38 @@ class LogSourceLines(SourceLines):
         components: Sequence[Component],
         positions: Sequence[int] | None,
         steps: Ints,
-        or_else: Ints | None = None,
+        fallback_steps: Ints | None = None,
     ) -> list[Where]:
-        """Lines of this kind of work: sampled lines where there are enough samples, then those of recorded calls."""
+        """Lines of this kind of work: sampled lines if there are enough samples, then those of recorded calls."""
         chosen, _ = chosen_and_others(positions, len(self.logs))
         wanted = {int(step) for step in steps}
         calls = _calls([self.logs[position] for position in chosen], components, wanted)
-        sampled = self._sampled(components, positions, steps)
-        if not sampled and or_else is not None:
-            sampled = self._sampled(components, positions, or_else)
-        return self._with_ways(self._in_loop(joined(sampled, self._called(calls))), components)
+        sampled = self._sampled_lines(components, positions, steps)
+        if not sampled and fallback_steps is not None:
+            sampled = self._sampled_lines(components, positions, fallback_steps)
+        return self._with_framework_calls(
+            self._without_loop_callers(joined(sampled, self._call_lines(calls))), components
+        )
 
-    def longer(
+    def excess_lines(
         self, components: Sequence[Component], positions: Sequence[int], steps: set[int], others: set[int]
     ) -> list[Where]:
-        """Lines of this kind of work with more samples in ``steps`` than in the ``others`` on the ranks at these positions, then those of
+        """Lines of this kind of work with more samples in ``steps`` than in ``others`` on the ranks at these indices, then those of
         recorded calls."""
-        selected, reference = (
-            self._counted(positions, components, chosen, None) for chosen in (steps, others)
-        )
+        selected, reference = (self._count(positions, components, chosen, None) for chosen in (steps, others))
         places = ranked(excess_samples(selected, reference, _FEWEST_SAMPLES))
         hooks = Component.HOST in components or lies_outside(components)
         scale = scale_of(selected, reference)
         sampled = with_heaviest(places, selected.stacks, reference.stacks, scale, hooks)
         calls = _calls([self.logs[place] for place in positions], components, steps)
-        return self._with_ways(self._in_loop(joined(sampled, self._called(calls))), components)
+        return self._with_framework_calls(
+            self._without_loop_callers(joined(sampled, self._call_lines(calls))), components
+        )
 
-    def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
-        """By the samples of each rank; None where one has too few."""
+    def common_share(self, components: Sequence[Component], steps: Ints) -> float | None:
+        """See :meth:`.SourceLines.common_share`. From the samples of each rank; None if any rank has too few."""
         wanted = {int(step) for step in steps}
-        each = [self._counted([position], components, wanted, None) for position in range(len(self.logs))]
+        each = [self._count([position], components, wanted, None) for position in range(len(self.logs))]
         if min((counts.samples for counts in each), default=0) < _ENOUGH_SAMPLES:
             return None
         return same_lines(each)
@@ -201,7 +207,7 @@ class LogSourceLines(SourceLines):
     def main_gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> MainGap | None:
-        """The gap of work that no event of the log covers."""
+        """The main gap of work that no event of the log covers."""
         if not lies_in_gaps(components):
             return None
         wanted = {int(step) for step in steps}
@@ -211,22 +217,22 @@ class LogSourceLines(SourceLines):
         )
         return main_gap(own, reference, components)
 
-    def _sampled(
+    def _sampled_lines(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> list[Where]:
-        """Lines with most samples per second of steps, less those of the other ranks at the same line."""
+        """Lines with the most samples per second of steps, minus those of the other ranks at the same line."""
         chosen, others = chosen_and_others(positions, len(self.logs))
         wanted = {int(step) for step in steps}
         main = self.main_gap(components, positions, steps)
         gap = None if main is None else main.gap
-        selected = self._counted(chosen, components, wanted, gap)
+        selected = self._count(chosen, components, wanted, gap)
         if Component.HOST in components and not others:
-            selected = common_of(
-                selected, [self._counted([each], components, wanted, gap) for each in chosen]
+            selected = common_counts(
+                selected, [self._count([each], components, wanted, gap) for each in chosen]
             )
-        reference = self._counted(others, components, wanted, gap)
+        reference = self._count(others, components, wanted, gap)
         places = ranked(excess_samples(selected, reference, _FEWEST_SAMPLES))
-        training = self._training if Component.HOST in components else frozenset[CodeLine]()
+        training = self._training_calls if Component.HOST in components else frozenset[CodeLine]()
         elsewhere = [each for each in places if each.stack[0] not in training]
         on_device = any(log.on_device_time for log in self.logs)
         places = elsewhere if elsewhere or on_device else places
@@ -236,24 +242,25 @@ class LogSourceLines(SourceLines):
             line = where.stack[0]
             count = round(sum(n for stack, n in selected.stacks.items() if line in stack))
             python_ms = None if line in training else _python_ms(selected, reference, line)
-            found.append(msgspec.structs.replace(where, samples=count, python_ms=python_ms))
+            follows = selected.behind.get(line, 0.0) > selected.at.get(line, 0.0)
+            found.append(msgspec.structs.replace(where, samples=count, python_ms=python_ms, follows=follows))
         return found
 
-    def _counted(
+    def _count(
         self, positions: Sequence[int], components: Sequence[Component], wanted: set[int], gap: Gap | None
     ) -> SampleCounts:
-        # The Python part of a line's samples is known for host work, not for work in the gaps.
+        # Python's share of a line's samples is known for host work, but not for work in the gaps.
         only_python = Component.HOST in components and set(components).isdisjoint(BETWEEN_PHASES)
         parts = self._python if only_python else [1.0] * len(self.logs)
         on_host = Component.HOST in components and not any(log.on_device_time for log in self.logs)
-        begin = self._beyond_forward if on_host else None
-        return counted(self.samples, positions, components, wanted, parts, gap, begin)
+        trim = self._without_forward_lines if on_host else None
+        return count_samples(self.samples, positions, components, wanted, parts, gap, trim)
 
 
 def _calls(
     logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int] | None
 ) -> Mapping[CodeLine, float]:
-    """ns in recorded calls of this kind of work, by line; ``wanted``: in these steps only."""
+    """ns in recorded calls of this kind of work, by line. ``wanted``: only in these steps."""
     kinds = kinds_of(components)
     calls: Counter[CodeLine] = Counter()
     for log in logs if kinds else ():
@@ -270,7 +277,7 @@ def _calls(
 
 
 def _python_ms(selected: SampleCounts, reference: SampleCounts, line: CodeLine) -> float | None:
-    """ms per step at a line outside torch, in excess of the other ranks; None with too few samples."""
+    """ms per step at a line outside torch, in excess of the other ranks; None if there are too few samples."""
     count = selected.outside.get(line, 0.0) - scale_of(selected, reference) * reference.outside.get(line, 0.0)
     if count < _ENOUGH_SAMPLES or not selected.steps:
         return None

@@ -1,4 +1,4 @@
-"""The gap between phases of a training step that contains most of some work, or most of the late ranks' excess work."""
+"""Finds the gap between phases of a training step that contains most of some work, or most of the late ranks' excess work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import EMPTY, Intervals, intersect, subtract, total, union, union_of
-from ddpdoctor.measure.phases import Gap, gap_component, words_of
+from ddpdoctor.measure.phases import Gap, gap_component, gap_description
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, PHASES, Component
 from ddpdoctor.measure.window import Window
@@ -16,40 +16,40 @@ from ddpdoctor.measure.window import Window
 
 class _Tuning(msgspec.Struct, frozen=True):
     most: float = 0.5
-    """Part of the time in all gaps that a named gap contains more than."""
+    """The main gap contains more than this share of the time in all gaps."""
     whole: float = 0.9
-    """Part from which on the gap is reported without "mostly"; a price includes the other gaps in any case."""
+    """Share from which the gap is reported without "mostly"; a cost includes the other gaps in any case."""
 
 
 _TUNING = _Tuning()
 
 
 class RankGaps(msgspec.Struct, frozen=True):
-    """Work in the gaps of one rank."""
+    """Work of one rank in gaps between phases."""
 
     times: Mapping[Gap, Intervals]
-    """On the rank's own clock, by kind of gap; without recorded activities and without waiting for other ranks."""
+    """By kind of gap, on the rank's own clock, without recorded activities and waiting for other ranks."""
     per_step: float
     """1 / number of steps."""
     elsewhere_ns: float = 0.0
-    """Per step, of the same kinds of work outside of any gap."""
+    """The same kinds of work outside of gaps, ns per step."""
 
     def ns_in(self, gap: Gap) -> float:
-        """Per step."""
+        """Work in the gap, ns per step."""
         return self.per_step * total(self.times[gap]) if gap in self.times else 0.0
 
 
 def free_gaps(log: RankLog) -> dict[Gap, Intervals]:
-    """Gaps of all steps of a log, without recorded activities and synchronisations; ns since its origin."""
+    """Gaps of all steps of a log, minus recorded activities and synchronisations; ns since its origin."""
     activities, origin_ns = log.activities, log.activities.origin_ns
     points = [(point.arrival_ns - origin_ns, point.end_ns - origin_ns) for point in log.sync_points]
     syncs = np.array(points, float).reshape(-1, 2)
     covered_times = union_of(union(syncs[:, 0], syncs[:, 1]), *activities.sets.values())
-    return {gap: subtract(activities.gaps.among([gap]), covered_times) for gap in activities.gaps.kinds}
+    return {gap: subtract(activities.gaps.of_kinds([gap]), covered_times) for gap in activities.gaps.kinds}
 
 
 def gaps_of_log(log: RankLog, free: Mapping[Gap, Intervals], wanted: set[int]) -> RankGaps:
-    """The gaps in the ``wanted`` steps of a log; ``free``: the gaps of all its steps."""
+    """The gaps in the ``wanted`` steps of a log. ``free``: the gaps of all its steps."""
     origin_ns = log.activities.origin_ns
     steps = [step for step in log.steps if step.number in wanted]
     inside = union(
@@ -71,12 +71,12 @@ def gaps_of_window(window: Window, work: Intervals) -> RankGaps:
 
 
 def lies_in_gaps(components: Sequence[Component]) -> bool:
-    """Whether this is work between the phases only."""
+    """Whether this is only work between the phases."""
     return not set(components).isdisjoint(BETWEEN_PHASES) and set(components).isdisjoint(PHASES)
 
 
 def lies_outside(components: Sequence[Component]) -> bool:
-    """Whether this is the host's work outside the phases."""
+    """Whether this is host work outside the phases."""
     outside = {Component.HOST, *BETWEEN_PHASES}
     return not outside.isdisjoint(components) and set(components).isdisjoint(PHASES)
 
@@ -91,13 +91,13 @@ class MainGap(msgspec.Struct, frozen=True):
     @property
     def words(self) -> str:
         """The gap in words."""
-        return words_of(self.gap) if self.whole else f"mostly {words_of(self.gap)}"
+        return gap_description(self.gap) if self.whole else f"mostly {gap_description(self.gap)}"
 
 
 def main_gap(
     chosen: Sequence[RankGaps], others: Sequence[RankGaps], components: Sequence[Component]
 ) -> MainGap | None:
-    """The gap with most of this kind of work of the ``chosen`` ranks, in excess of the median of the ``others``; None where no gap has
+    """The gap with most of this kind of work of the ``chosen`` ranks, in excess of the median of the ``others``; None if no gap has
     more than half of it."""
     kinds = {gap for rank in chosen for gap in rank.times if gap_component(gap) in components}
     beyond = {gap: float(np.mean([rank.ns_in(gap) for rank in chosen])) for gap in kinds}

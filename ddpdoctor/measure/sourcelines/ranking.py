@@ -1,4 +1,4 @@
-"""Rank source lines by weight, with their callers from weighted call stacks; and the interface :class:`SourceLines` of logs and windows."""
+"""Ranks source lines by weight and adds their callers; also :class:`SourceLines`, the common interface of logs and windows."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ MOST_LINES = 3
 
 class _Tuning(msgspec.Struct, frozen=True):
     mostly: float = 0.5
-    """A recorded call has a line but no callers. They are reported where more than this part of the samples at that line have
+    """Callers of a recorded call, which has no callers itself, are reported if more than this share of the samples at its line have
     the same ones."""
     notable: float = 0.25
-    """A helper may be called from several places. Other callers of a line are counted if they weigh at least this part of the
-    heaviest ones: less is stray samples, and counting errors of other ranks' callers."""
+    """Other callers of a line are counted if they weigh at least this share of the heaviest ones; a smaller weight may be
+    stray samples or counting errors."""
     stray: float = 0.02
-    """Part of a path's samples that other ranks may have there although they do not take it."""
+    """Share of a path's samples that other ranks may have there although they do not take it."""
 
 
 _TUNING = _Tuning()
 _MOST_FRAMES = 9
 """User frames of a stack that the hook records (hook/job/source_lines.py: the innermost and 8 callers)."""
-_NONE: Mapping[Stack, float] = {}
+_NO_STACKS: Mapping[Stack, float] = {}
 
 
 def ranked(weights: Mapping[CodeLine, float]) -> list[Where]:
@@ -46,20 +46,20 @@ def ranked(weights: Mapping[CodeLine, float]) -> list[Where]:
 
 
 def joined(first: list[Where], others: list[Where]) -> list[Where]:
-    """The ``first`` lines, then those ``others`` that are not among them; ``MOST_LINES`` at most."""
+    """The ``first`` lines, then the ``others`` that are not among them; at most ``MOST_LINES``."""
     known = {(where.file, where.line) for where in first}
     return [*first, *(where for where in others if (where.file, where.line) not in known)][:MOST_LINES]
 
 
 def chosen_and_others(positions: Sequence[int] | None, count: int) -> tuple[Sequence[int], Sequence[int]]:
-    """(``positions``, or all of ``count`` where None; the other positions)."""
+    """(``positions``, or all of ``count`` if None; the other positions)."""
     if positions is None:
         return range(count), ()
     return positions, sorted(set(range(count)).difference(positions))
 
 
-def distinct(callers: Stack, others: Iterable[Stack]) -> Stack:
-    """The shortest prefix of ``callers`` that no other stack of ``others`` has; at least one caller, where there is any."""
+def distinguishing_callers(callers: Stack, others: Iterable[Stack]) -> Stack:
+    """The shortest non-empty prefix of ``callers`` that no different stack of ``others`` has."""
     rest = [other for other in others if other != callers]
     for length in range(1, len(callers)):
         rest = [other for other in rest if other[:length] == callers[:length]]
@@ -68,26 +68,26 @@ def distinct(callers: Stack, others: Iterable[Stack]) -> Stack:
     return callers
 
 
-def heaviest_of(weights: Mapping[Stack, float], others: Iterable[Stack] = ()) -> tuple[Stack, int]:
-    """(callers of most weight, cut to what distinguishes them from the rest and from ``others``, but not before the framework's loop that
-    calls the first of them; number of other notable callers)."""
+def heaviest_callers(weights: Mapping[Stack, float], others: Iterable[Stack] = ()) -> tuple[Stack, int]:
+    """(heaviest callers, number of other notable callers). The callers are cut to what distinguishes them from the rest and from
+    ``others``, but include the framework's loop that calls the first of them."""
     if not weights:
         return (), 0
     whole = max(weights, key=lambda callers: weights[callers])
-    heaviest = distinct(whole, [*weights, *others])
+    heaviest = distinguishing_callers(whole, [*weights, *others])
     loop = loop_in([line.file for line in whole])
     if loop is not None:
         heaviest = whole[: max(len(heaviest), loop + 1)]
-    alike: defaultdict[Stack, float] = defaultdict(float)
+    by_prefix: defaultdict[Stack, float] = defaultdict(float)
     for callers, weight in weights.items():
-        alike[callers[: len(heaviest)]] += weight
-    least = _TUNING.notable * alike.pop(heaviest)
-    return heaviest, sum(weight >= least for weight in alike.values())
+        by_prefix[callers[: len(heaviest)]] += weight
+    least = _TUNING.notable * by_prefix.pop(heaviest)
+    return heaviest, sum(weight >= least for weight in by_prefix.values())
 
 
-def usual(line: CodeLine, stacks: Mapping[Stack, float]) -> tuple[Stack, int]:
-    """(callers of a line in most samples, number of other notable callers); the line may be anywhere in the stack. Without callers
-    where no stack has more than half of the weight."""
+def usual_callers(line: CodeLine, stacks: Mapping[Stack, float]) -> tuple[Stack, int]:
+    """(callers of a line in most samples, number of other notable callers). The line may be anywhere in the stack. No callers
+    if none has more than half of the weight."""
     weights: defaultdict[Stack, float] = defaultdict(float)
     for stack, count in stacks.items():
         for place, each in enumerate(stack):
@@ -95,7 +95,7 @@ def usual(line: CodeLine, stacks: Mapping[Stack, float]) -> tuple[Stack, int]:
                 weights[stack[place + 1 :]] += count
     if not weights or max(weights.values()) <= _TUNING.mostly * sum(weights.values()):
         return (), 0
-    return heaviest_of(weights)
+    return heaviest_callers(weights)
 
 
 def by_line(stacks: Mapping[Stack, float]) -> dict[CodeLine, float]:
@@ -109,30 +109,29 @@ def by_line(stacks: Mapping[Stack, float]) -> dict[CodeLine, float]:
 def with_heaviest(
     places: Sequence[Where],
     stacks: Mapping[Stack, float],
-    others: Mapping[Stack, float] = _NONE,
+    others: Mapping[Stack, float] = _NO_STACKS,
     scale: float = 0.0,
     hooks: bool = False,
 ) -> list[Where]:
-    """The same lines, each with its heaviest callers by the weight in ``stacks`` less ``scale`` times that in ``others``. Ahead of them
-    the call at which the path to the first one leaves the paths of the others, where these run that line too; otherwise, with ``hooks``,
-    the line in the function of the user's that a framework's loop calls."""
-
+    """The lines, each with its heaviest callers by weight in ``stacks`` minus ``scale`` times that in ``others``. If the others also run
+    the first line, its caller from :func:`_diverging_caller` precedes it; otherwise, with ``hooks``, the line in the user's function that a
+    framework's loop calls."""
     net = {stack: weight - scale * others.get(stack, 0.0) for stack, weight in stacks.items()}
     found = []
     for where in places:
         line = where.stack[0]
         weights = {stack[1:]: weight for stack, weight in net.items() if stack[0] == line}
-        callers = heaviest_of(weights, (stack[1:] for stack in others if stack[0] == line))
+        callers = heaviest_callers(weights, (stack[1:] for stack in others if stack[0] == line))
         found.append(where.called_from(*callers))
-    ahead = [
-        _parting(where, net, stacks, others, scale) or (_hook(where) if hooks else None)
+    leading = [
+        _diverging_caller(where, net, stacks, others, scale) or (_hook_line(where) if hooks else None)
         for where in found[:1]
     ]
-    return joined([where for where in ahead if where is not None], found)
+    return joined([where for where in leading if where is not None], found)
 
 
-def _hook(where: Where) -> Where | None:
-    """The line in the user's hook from which ``where`` is called; None where that is the line itself, or no framework calls it."""
+def _hook_line(where: Where) -> Where | None:
+    """The line in the user's hook from which ``where`` is called; None if it is the line itself or no framework calls it."""
     loop = loop_in([line.file for line in where.callers])
     if not loop:
         return None
@@ -140,73 +139,79 @@ def _hook(where: Where) -> Where | None:
     return Where(hook.file, hook.line, hook.function, share=where.share, callers=where.callers[loop:])
 
 
-def _parting(
+def _diverging_caller(
     where: Where,
     net: Mapping[Stack, float],
     stacks: Mapping[Stack, float],
     others: Mapping[Stack, float],
     scale: float,
 ) -> Where | None:
-    """The caller at which the path to a line that the other ranks run too leaves all of their paths; None where it is the line itself,
-    or there is none. ``net``: the ``stacks`` less ``scale`` times the ``others``."""
+    """The outermost caller on the path to a line that is on none of the other ranks' paths to it; None if there is none, or if the
+    others do not run the line. ``net``: the ``stacks`` minus ``scale`` times the ``others``."""
     line = where.stack[0]
     run_by_others = scale * sum(weight for stack, weight in others.items() if stack[0] == line)
     own = {stack: weight for stack, weight in net.items() if stack[0] == line}
     if not own or run_by_others <= _TUNING.stray * sum(stacks[stack] for stack in own):
         return None
     heaviest = max(own, key=lambda stack: own[stack])
-    mine, theirs = _joining(heaviest, stacks), _joining(heaviest, others)
+    own_weights, other_weights = (
+        _shared_path_weights(heaviest, stacks),
+        _shared_path_weights(heaviest, others),
+    )
     places = range(1, len(heaviest))
-    alone = [
+    unshared = [
         place
         for place in places
-        if scale * sum(theirs[: place + 1]) <= _TUNING.stray * sum(mine[: place + 1])
+        if scale * sum(other_weights[: place + 1]) <= _TUNING.stray * sum(own_weights[: place + 1])
     ]
-    if not alone or (alone[-1] == places[-1] and scale * theirs[-1] > _TUNING.stray * sum(mine[:-2])):
+    if not unshared or (
+        unshared[-1] == places[-1] and scale * other_weights[-1] > _TUNING.stray * sum(own_weights[:-2])
+    ):
         return None
-    parting, callers = heaviest[alone[-1]], heaviest[alone[-1] + 1 :]
-    return Where(parting.file, parting.line, parting.function, share=where.share, callers=callers[:1])
+    caller, callers = heaviest[unshared[-1]], heaviest[unshared[-1] + 1 :]
+    return Where(caller.file, caller.line, caller.function, share=where.share, callers=callers[:1])
 
 
-def _joining(path: Stack, stacks: Mapping[Stack, float]) -> list[float]:
-    """[len(path) + 2] Weights of the ``stacks`` that from each place of ``path`` on outwards have the same calls; then of those that
-    share none with it, and of those of which that is unknown, because their outermost calls were not recorded."""
+def _shared_path_weights(path: Stack, stacks: Mapping[Stack, float]) -> list[float]:
+    """[len(path) + 2] weights of the ``stacks`` by the innermost place of ``path`` from which on outwards they have the same calls. The
+    last two are of stacks that share none, and of those for which this is unknown because outer calls were not recorded."""
     weights = [0.0] * (len(path) + 2)
     for stack, weight in stacks.items():
         joins = (
             place
             for place, line in enumerate(path)
             for other, each in enumerate(stack)
-            if each == line and _same_calls(path[place:], stack[other:], _cut(path), _cut(stack))
+            if each == line
+            and _same_calls(path[place:], stack[other:], _may_be_cut(path), _may_be_cut(stack))
         )
-        weights[next(joins, len(path) + _cut(stack))] += weight
+        weights[next(joins, len(path) + _may_be_cut(stack))] += weight
     return weights
 
 
-def _cut(stack: Stack) -> bool:
-    """Whether the outermost calls may not have been recorded."""
+def _may_be_cut(stack: Stack) -> bool:
+    """Whether outer calls may be missing."""
     return len(stack) >= _MOST_FRAMES
 
 
 def _same_calls(path: Stack, other: Stack, path_is_cut: bool, other_is_cut: bool) -> bool:
-    """Whether both are the same as far as both were recorded."""
+    """Whether both are equal as far as both were recorded."""
     if len(path) < len(other):
         return path_is_cut and other[: len(path)] == path
     return path[: len(other)] == other and (other_is_cut or len(path) == len(other))
 
 
 class SourceLines(Protocol):
-    """The user's source lines behind the measurements of a recording."""
+    """Interface for the source lines of a recording."""
 
     def work(
         self,
         components: Sequence[Component],
         positions: Sequence[int] | None,
         steps: Ints,
-        or_else: Ints | None = None,
+        fallback_steps: Ints | None = None,
     ) -> list[Where]:
-        """Lines where these ranks (None: all) do this kind of work in these steps, most time first; in the steps ``or_else`` where
-        these have too few samples."""
+        """Lines of this kind of work on these ranks (None: all) in these steps, most time first; if there are too few samples, in the
+        steps ``fallback_steps``."""
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
         """Lines that call synchronisations of these kinds, or wait in them for a device that then idles, heaviest first."""
@@ -219,23 +224,23 @@ class SourceLines(Protocol):
         return None
 
     def operators(self, components: Sequence[Component]) -> list[str]:
-        """The torch operators that run on the hosts for at least a tenth of this kind of work, the longest first; [] where none does, or
+        """The torch operators that run on the hosts for at least a tenth of this kind of work, the longest first; [] if there are none or
         operators were not recorded."""
         return []
 
     def gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> str | None:
-        """The gap between phases with most of this kind of work, in words; None where it is in no gap."""
+        """The gap between phases with most of this kind of work, in words; None if it is in no gap."""
         found = self.main_gap(components, positions, steps)
         return None if found is None else found.words
 
     def main_gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> MainGap | None:
-        """The gap between phases with most of this kind of work of the host or its device; None where it is in no gap."""
+        """The gap between phases with most of this kind of work of the host or its device; None if it is in no gap."""
 
-    def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
-        """Part (0 to 1) of the work of this kind, common to the ranks in these steps, that they do at the same lines; None where unknown,
+    def common_share(self, components: Sequence[Component], steps: Ints) -> float | None:
+        """Share (0 to 1) of the ranks' common work of this kind in these steps that is at the same lines; None if unknown,
         as in windows of a few steps."""
         return None

@@ -5,13 +5,13 @@ Select rows with :class:`RankSamples`; :meth:`Samples.weights` sums them up by s
 Samples that waited for the GIL are corrected: they are attributed to the line that held it.
 
 A sample is due at a random moment, and is taken when the sampling thread gets the GIL. After 5 ms of waiting that thread requests it
-(``sys.getswitchinterval``), and the sample then shows the line that held the GIL. If the training thread releases it before, at a call
+(``sys.getswitchinterval``), and the sample then shows the line that held the GIL. If the training thread releases it earlier, at a call
 into torch or the system, the sample shows that call, but the line that held the GIL ran just before. If a preceding line on the same
-call path was seen to hold the GIL in other samples, on any rank, the sample is attributed to it; else only the line that ran next (the
-*follower*) is known. A call at which the GIL is mostly released by itself never counts as holding it.
+call path held the GIL in other samples, on any rank, the sample is attributed to it; otherwise only the line that ran next (the
+*follower*) is known. A call that mostly releases the GIL by itself never counts as holding it.
 
-Burst samples (taken in close succession) begin to wait when such work begins. The first one of a burst that requests the GIL stands for
-the first 5 ms of the work. So do the ordinary samples that show a follower. The larger of the two estimates counts.
+Burst samples (taken in close succession) start to wait when such work starts. The first one of a burst that requests the GIL represents
+the first 5 ms of the work, as do the ordinary samples that show a follower. The larger of the two estimates counts.
 """
 
 from __future__ import annotations
@@ -31,28 +31,30 @@ from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, Step, no_samples
 from ddpdoctor.measure.taxonomy import Component
 from ddpdoctor.rundir import HELD_NS, EventKind
 
-ASKED_NS = 5_000_000
-"""Wait after which Python makes the holder release the GIL (``sys.getswitchinterval``), never earlier."""
-_BETWEEN_LOOKS_NS = 700_000
-"""Time between burst samples in which the sampling thread does not wait for the GIL."""
+GIL_REQUEST_NS = 5_000_000
+"""Wait after which Python makes the thread that holds the GIL release it (``sys.getswitchinterval``)."""
+_BURST_PAUSE_NS = 700_000
+"""Longest pause between burst samples without waiting for the GIL."""
 
-_LEAST_SEEN = 0.1
-"""Least share of requested samples at a call, of those in which it released the GIL by itself. Work of 5.5 ms is requested in one of
-ten; work that ends at the request shows the next call now and then."""
+_MIN_REQUESTED_SHARE = 0.1
+"""A call at which fewer than this share of the samples requested the GIL counts as releasing it. Work of 5.5 ms requests it in one
+of ten samples; if other work ends at the request, the sample occasionally shows the next call."""
 
 _TORCH_FILES = ("/site-packages/torch/", "/dist-packages/torch/")
 """Parts of the paths of torch's files."""
+_HOOK_FILES = "ddpdoctor/hook/"
+"""Part of the paths of the recording's own files, such as those that close the profiler: not work of the job."""
 _TORCH = CodeLine(_TORCH_FILES[0], 0, "")
-"""Stands for all of torch's lines; torch releases the GIL in every operator."""
+"""Represents all lines of torch, which releases the GIL in every operator."""
 
 
 class CallStack(msgspec.Struct, frozen=True):
     """Call stack of a sample."""
 
     lines: Stack
-    """The user's."""
+    """Lines of the user's code, the innermost first."""
     innermost: CodeLine | None
-    """Also where it is a library's; None where it is not known."""
+    """Innermost line, which may be in a library; None if unknown."""
 
     @property
     def in_torch(self) -> bool:
@@ -60,8 +62,8 @@ class CallStack(msgspec.Struct, frozen=True):
         return self.innermost is not None and any(part in self.innermost.file for part in _TORCH_FILES)
 
     @property
-    def whole(self) -> Stack:
-        """The user's lines, preceded by the innermost line where that is known and another one."""
+    def with_innermost(self) -> Stack:
+        """The user's lines, preceded by the innermost line if that is known and differs."""
         inner, line = self.innermost, self.lines[0]
         if inner in (None, _TORCH) or (inner.file, inner.line) == (line.file, line.line):
             return self.lines
@@ -69,77 +71,100 @@ class CallStack(msgspec.Struct, frozen=True):
 
 
 def moments_of(samples: Ints) -> Ints:
-    """[S] epoch ns of the work that each of the ``samples`` [S, 4] is of: the time at which it was due if the GIL was released by
-    itself, else the time at which it was taken."""
+    """[S] moment of the work shown by each of the ``samples`` [S, 4], epoch ns: when the sample was due if the GIL was released
+    without a request, otherwise when it was taken."""
     held_ns = samples[:, 3]
-    return samples[:, 0] - np.where((held_ns >= HELD_NS) & (held_ns < ASKED_NS), held_ns, 0)
+    return samples[:, 0] - np.where((held_ns >= HELD_NS) & (held_ns < GIL_REQUEST_NS), held_ns, 0)
 
 
 class GilOwners(msgspec.Struct, frozen=True):
-    """M pairs of a stack and one that holds the GIL just before it."""
+    """M pairs of a stack and another one that may have held the GIL just before it."""
 
     follower: Ints
     """[M] the stack that a sample shows, which did not hold the GIL."""
     owner: Ints
-    """[M] the stack that held it before, the likeliest last."""
+    """[M] the stack that held it before; for each follower, the likeliest last."""
     share: Array
     """[M] probability of the owner; sums to 1 for each follower."""
 
-    def taken_from(self, following: Array) -> Array:
-        """[K] by stack, the weight that owners take from their followers, which lose it in ``following`` [K]."""
+    def take_from(self, following: Array) -> Array:
+        """[K] weight by stack that owners get from their followers. Sets the followers in ``following`` [K] to 0."""
         taken = np.bincount(self.owner, self.share * following[self.follower], len(following))
         following[self.follower] = 0.0
         return taken.astype(float)
 
 
 def gil_owners_of(
-    stacks: dict[CallStack, int], stack: Ints, waited_ns: Ints, in_training: Mask
+    stacks: dict[CallStack, int], stack: Ints, waited_ns: Ints, in_training: Mask, in_forward: Mask
 ) -> tuple[Mask, GilOwners]:
-    """([S] which samples are of the work before the stack that they show, the likely owners of the GIL there).
+    """([S] whether each sample shows a follower, the likely owners of the GIL).
 
-    ``stack`` [S] is the stack that each sample of all ranks shows (-1: unknown), after ``waited_ns`` [S]; only samples ``in_training`` [S]
-    show owners: what holds the GIL while a job is prepared, such as imports, does not run before the lines of a step. Owners without
-    samples are added to ``stacks`` (stack → number).
+    ``stack`` [S]: stack that each sample of all ranks shows, -1 if unknown; ``waited_ns`` [S]: its wait. Only samples ``in_training`` [S]
+    show owners: code that holds the GIL during start-up, such as imports, does not run before the lines of a step. Samples ``in_forward``
+    [S] have owners that hold the GIL in a forward pass, all others have owners that hold it elsewhere. Owners without samples are added to
+    ``stacks`` (stack → number).
     """
     holders, releases = _holders_and_releasers(list(stacks), np.where(in_training, stack, -1), waited_ns)
-    follows = (waited_ns >= HELD_NS) & ((waited_ns < ASKED_NS) | np.append(releases, False)[stack])
+    follows = (waited_ns >= HELD_NS) & ((waited_ns < GIL_REQUEST_NS) | np.append(releases, False)[stack])
     shown, followers = list(stacks), np.unique(stack[follows & (stack >= 0)])
+    inside = _mostly(stack, in_forward, len(shown))
+    held_inside = {_merged(each) for number, each in enumerate(shown) if inside[number]}
     numbers = {each: stacks.setdefault(each, len(stacks)) for each in holders}
 
     @cache
-    def before(lines: Stack) -> tuple[Ints, Array]:
-        nearest = _before(lines, holders)
+    def before(lines: Stack, inside: bool) -> tuple[Ints, Array]:
+        # Of one sample, it is not sure in which phase of the step it was taken.
+        nearest = _likely_owners(
+            lines, {each: n for each, n in holders.items() if n == 1 or (each in held_inside) == inside}
+        )
         asked = np.array([holders[each] for each in nearest], float)
         return np.array([numbers[each] for each in nearest], np.int64), asked / max(asked.sum(), 1.0)
 
-    found = [before(shown[follower].lines) for follower in followers.tolist()]
+    found = [before(shown[follower].lines, bool(inside[follower])) for follower in followers.tolist()]
     found.append((np.empty(0, np.int64), np.empty(0)))
     owner, share = (np.concatenate(column) for column in zip(*found, strict=True))
     return follows, GilOwners(np.repeat(followers, [len(each) for each, _ in found[:-1]]), owner, share)
 
 
+def _mostly(stack: Ints, chosen: Mask, count: int) -> Mask:
+    """[``count``] whether more than half of the samples of each stack are ``chosen`` [S]."""
+    known = stack >= 0
+    share: Mask = 2 * np.bincount(stack[known & chosen], minlength=count) > np.bincount(
+        stack[known], minlength=count
+    )
+    return share
+
+
+def _merged(stack: CallStack) -> CallStack:
+    """The stack with one innermost line for all of torch's."""
+    return CallStack(stack.lines, _TORCH) if stack.in_torch else stack
+
+
 def _holders_and_releasers(
     stacks: Sequence[CallStack], stack: Ints, waited_ns: Ints
 ) -> tuple[dict[CallStack, int], Mask]:
-    """(stacks that hold the GIL → samples in which it was requested from them, [K] which of the ``stacks`` release it by themselves).
-    All of torch's innermost lines count as one."""
+    """(stacks that hold the GIL → number of their samples that requested it, [K] which of the ``stacks`` release it by themselves).
+    All innermost lines in torch count as one."""
     places: dict[CallStack, int] = {}
-    merged = (CallStack(each.lines, _TORCH) if each.in_torch else each for each in stacks)
-    place = np.array([places.setdefault(each, len(places)) for each in merged], np.int64)
+    place = np.array([places.setdefault(_merged(each), len(places)) for each in stacks], np.int64)
     asked, following = (
         np.bincount(place[stack[waited & (stack >= 0)]], minlength=len(places))
-        for waited in (waited_ns >= ASKED_NS, (waited_ns >= HELD_NS) & (waited_ns < ASKED_NS))
+        for waited in (waited_ns >= GIL_REQUEST_NS, (waited_ns >= HELD_NS) & (waited_ns < GIL_REQUEST_NS))
     )
     lines: dict[Stack, int] = {}
     line = np.array([lines.setdefault(each.lines, len(lines)) for each in places], np.int64)
     at_line = np.bincount(line, following)[line]
-    releases = (following >= asked) | (asked < _LEAST_SEEN * at_line)
-    holders = {each: int(asked[number]) for each, number in places.items() if not releases[number]}
+    releases = (following >= asked) | (asked < _MIN_REQUESTED_SHARE * at_line)
+    holders = {
+        each: int(asked[number])
+        for each, number in places.items()
+        if not releases[number] and not (each.innermost and _HOOK_FILES in each.innermost.file)
+    }
     return holders, releases[place]
 
 
-def _before(stack: Stack, holders: Mapping[CallStack, int]) -> list[CallStack]:
-    """Stacks that hold the GIL just before ``stack``, the likeliest last; [] where none is known."""
+def _likely_owners(stack: Stack, holders: Mapping[CallStack, int]) -> list[CallStack]:
+    """Stacks that may hold the GIL just before ``stack``, the likeliest last; [] if none is known."""
     distances = {each: distance for each in holders if (distance := _distance(stack, each.lines)) is not None}
     least = min(distances.values(), default=None)
     return sorted(
@@ -148,8 +173,8 @@ def _before(stack: Stack, holders: Mapping[CallStack, int]) -> list[CallStack]:
 
 
 def _distance(follower: Stack, owner: Stack) -> tuple[int, bool, int] | None:
-    """Sort key of the distance between two stacks, the nearest lowest: first by the number of common callers, then lines above the
-    follower in the same function by distance, then lines below it (as in a loop). None where their order is unknown."""
+    """Sort key, nearest first: by the number of common callers, then lines above the follower in the same function by distance, then lines
+    below it (as in a loop). None if the order of the stacks is unknown."""
     common = 0
     for a, b in zip(reversed(follower), reversed(owner), strict=False):
         if (a.file, a.function) != (b.file, b.function):
@@ -161,12 +186,12 @@ def _distance(follower: Stack, owner: Stack) -> tuple[int, bool, int] | None:
 
 
 def begin_wait(taken_ns: Ints, waited_ns: Ints, *others: Ints) -> Mask:
-    """[L] which burst samples begin a wait for the GIL, rather than continue the wait of the sample before. A change in any of the
+    """[L] which burst samples begin a wait for the GIL instead of continuing that of the previous sample. A change in any of the
     ``others`` [L] also begins a new one."""
-    goes_on = taken_ns[1:] - waited_ns[1:] - taken_ns[:-1] < HELD_NS + _BETWEEN_LOOKS_NS
+    continues = taken_ns[1:] - waited_ns[1:] - taken_ns[:-1] < HELD_NS + _BURST_PAUSE_NS
     for values in others:
-        goes_on &= values[1:] == values[:-1]
-    return np.append(True, ~goes_on)[: len(taken_ns)]
+        continues &= values[1:] == values[:-1]
+    return np.append(True, ~continues)[: len(taken_ns)]
 
 
 EVENTS: dict[Component, tuple[EventKind, ...]] = {
@@ -177,7 +202,7 @@ EVENTS: dict[Component, tuple[EventKind, ...]] = {
     Component.COLLECTION: (EventKind.COLLECTION,),
     Component.CHECKPOINT: (EventKind.SAVE,),
 }
-"""Component → kinds of events whose call line is used where samples give none."""
+"""Component → kinds of events whose calling line is reported if there are no samples."""
 _INSIDE_EVENTS = (
     *dict.fromkeys(kind for kinds in EVENTS.values() for kind in kinds),
     EventKind.COLLECTIVE,
@@ -185,16 +210,16 @@ _INSIDE_EVENTS = (
     EventKind.WAIT,
     EventKind.LOAD,
 )
-"""Events that are not the rank's own Python code. A forward pass has a bit of its own."""
+"""Events that are not the rank's own Python code. The forward pass has a separate bit."""
 _BITS = {kind.value: 1 << place for place, kind in enumerate((*_INSIDE_EVENTS, EventKind.FORWARD))}
 _FORWARD = _BITS[EventKind.FORWARD.value]
 _AFTER_COLLECTION_NS = 2_000_000
-"""The sampling thread cannot run during a garbage collection. It runs right after it, and still finds the line that
+"""The sampling thread cannot run during a garbage collection. It runs right after it, when the thread is still at the line that
 collected."""
 
 
 def kinds_of(components: Iterable[Component]) -> set[EventKind]:
-    """Kinds of events that are these kinds of work."""
+    """Kinds of events of these components."""
     return {kind for component in components for kind in EVENTS.get(component, ())}
 
 
@@ -202,11 +227,11 @@ class Kind(IntEnum):
     """Kind of a sample."""
 
     SEEN = 0
-    """A sample at a random moment, which shows where the thread was."""
+    """Ordinary sample that shows the running line."""
     FOLLOWING = 1
-    """A sample at a random moment that shows the line after the one that held the GIL."""
+    """Ordinary sample that shows the line after the one that held the GIL."""
     BURST = 2
-    """The first burst sample of a wait that ended with a request for the GIL."""
+    """First burst sample of a wait that ended with a request for the GIL."""
 
 
 class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -214,11 +239,11 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     log: RankLog
     time_ns: Ints
-    """[S] moment of the work that it is of, epoch ns."""
+    """[S] moment of the sampled work, epoch ns."""
     step: Ints
-    """[S] position of its step in the log; -1 outside all steps."""
+    """[S] index of its step in the log; -1 if it is in no step."""
     stack: Ints
-    """[S] index into :attr:`Samples.stacks`; -1 where the line is unknown."""
+    """[S] index into :attr:`Samples.stacks`; -1 if unknown."""
     kind: Ints
     """[S] a :class:`Kind`."""
 
@@ -233,20 +258,20 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
         return np.array([step.length_ns for step in self.log.steps], np.int64)
 
     @cached_property
-    def _doing(self) -> Ints:
+    def _event_bits(self) -> Ints:
         """[S] bits of the kinds of events that contain each sample."""
-        return _doing(self.log.steps, self.time_ns)
+        return _event_bits(self.log.steps, self.time_ns)
 
     @cached_property
     def _gap(self) -> Ints:
-        """[S] index of the kind of gap between phases that contains it; -1: none."""
+        """[S] index of the kind of gap between phases that contains each sample; -1: none."""
         return self.log.activities.gaps.kind_at(self.time_ns - self.log.activities.origin_ns)
 
     @cached_property
     def per_burst(self) -> float:
-        """Number of ordinary samples that a burst sample stands for: those in ``ASKED_NS``."""
+        """Number of ordinary samples that a burst sample represents: those in ``GIL_REQUEST_NS``."""
         in_steps = np.count_nonzero((self.step >= 0) & (self.kind != Kind.BURST))
-        return ASKED_NS * in_steps / max(self.log.burst_ns, 1)
+        return GIL_REQUEST_NS * in_steps / max(self.log.burst_ns, 1)
 
     def steps_of(self, numbers: Collection[int]) -> Mask:
         """[N] mask of the log's steps with these numbers."""
@@ -258,11 +283,11 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
         return inside
 
     def while_doing(self, components: Sequence[Component], gap: Gap | None = None) -> Mask:
-        """[S] mask of samples taken while the thread did this kind of work; optionally only in gaps of this kind."""
+        """[S] mask of samples taken while the thread did this kind of work, optionally only in gaps of this kind."""
         wanted = sum(_BITS[kind.value] for kind in kinds_of(components))
-        inside = self._doing & ~_FORWARD
+        inside = self._event_bits & ~_FORWARD
         outside = np.where(
-            (self._doing & _FORWARD) != 0, Component.FORWARD in components, Component.HOST in components
+            (self._event_bits & _FORWARD) != 0, Component.FORWARD in components, Component.HOST in components
         )
         chosen: Mask = np.where(inside != 0, (inside & wanted) != 0, outside)
         if gap is not None:
@@ -272,20 +297,20 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 class Weights(msgspec.Struct, frozen=True):
-    """Weight of some samples by stack, [K] each, in samples at random moments."""
+    """Weights of selected samples by stack, [K] each; the unit is an ordinary sample."""
 
     seen: Array
-    """Samples that show where the thread was."""
+    """Samples that show the running line."""
     before: Array
     """Samples that show a follower, attributed to the stacks that probably held the GIL."""
     following: Array
-    """The other samples that show a follower, at the stacks that they show."""
+    """The other samples that show a follower, attributed to that."""
     burst: Array
-    """Burst samples, as ordinary ones: another estimate of ``before``."""
+    """Burst samples, scaled to ordinary ones: another estimate of ``before``."""
 
     @property
-    def at_random(self) -> Array:
-        """All but burst samples."""
+    def without_bursts(self) -> Array:
+        """Weight without burst samples."""
         return self.seen + self.before + self.following
 
 
@@ -293,13 +318,13 @@ class Samples(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Samples of all ranks of a run; K stacks."""
 
     stacks: list[CallStack]
-    """Each once."""
+    """Distinct stacks."""
     ranks: list[RankSamples]
-    """By position of the log."""
+    """By index of the log."""
     gil_owners: GilOwners
 
     @cached_property
-    def outside(self) -> Mask:
+    def outside_torch(self) -> Mask:
         """[K] whether the innermost line is known and outside torch."""
         return np.array([each.innermost is not None and not each.in_torch for each in self.stacks], bool)
 
@@ -310,37 +335,49 @@ class Samples(msgspec.Struct, frozen=True, eq=False, dict=True):
         seen, following, bursts = (
             np.bincount(stack[(stack >= 0) & (kind == each)], minlength=count).astype(float) for each in Kind
         )
-        before = self.gil_owners.taken_from(following)
+        before = self.gil_owners.take_from(following)
         return Weights(seen, before, following, bursts * rows.per_burst)
 
     def by_stack(self, weights: Array, whole: bool = False) -> dict[Stack, float]:
-        """Weight by call path, of ``weights`` [K] that are not 0. Paths are of the user's lines; ``whole``: with the innermost one."""
+        """Non-zero ``weights`` [K] by call path. Paths are of the user's lines; ``whole``: with the innermost line."""
         found: defaultdict[Stack, float] = defaultdict(float)
         for number in np.flatnonzero(weights).tolist():
             stack = self.stacks[number]
-            found[stack.whole if whole else stack.lines] += float(weights[number])
+            found[stack.with_innermost if whole else stack.lines] += float(weights[number])
         return found
 
 
 def samples_of(logs: Sequence[RankLog]) -> Samples:
-    """The samples of ``logs``, which must be on one clock."""
+    """Samples of ``logs``, which must be on one clock."""
     stacks: dict[CallStack, int] = {}
     rows = [np.concatenate([log.samples, log.burst_samples]) for log in logs]
-    shown = [_shown(log, of_rank, stacks) for log, of_rank in zip(logs, rows, strict=True)]
+    shown = [_stack_numbers(log, of_rank, stacks) for log, of_rank in zip(logs, rows, strict=True)]
     every, shows = np.concatenate([no_samples(), *rows]), np.concatenate([no_samples()[:, 1], *shown])
-    place = [log.steps_at(moments_of(of_rank)) for log, of_rank in zip(logs, rows, strict=True)]
-    in_training = np.concatenate([no_samples()[:, 1], *place]) >= WARM_UP_STEPS
-    follows, gil_owners = gil_owners_of(stacks, shows, every[:, 3], in_training)
+    moments = [moments_of(of_rank) for of_rank in rows]
+    in_training, in_forward = (
+        np.concatenate([np.zeros(0, bool), *masks])
+        for masks in zip(
+            *(_in_training_and_forward(*each) for each in zip(logs, moments, strict=True)), strict=True
+        )
+    )
+    follows, gil_owners = gil_owners_of(stacks, shows, every[:, 3], in_training, in_forward)
     of_ranks = np.split(follows, np.cumsum([len(of_rank) for of_rank in rows]))
-    ranks = [_of_rank(*of_rank) for of_rank in zip(logs, rows, shown, of_ranks[: len(logs)], strict=True)]
+    ranks = [
+        _rank_samples(*of_rank) for of_rank in zip(logs, rows, shown, of_ranks[: len(logs)], strict=True)
+    ]
     return Samples(list(stacks), ranks, gil_owners)
 
 
-def _shown(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:
+def _in_training_and_forward(log: RankLog, moments: Ints) -> tuple[Mask, Mask]:
+    """([S] which ``moments`` are in steps after the warm-up, [S] which are in forward passes)."""
+    return log.steps_at(moments) >= WARM_UP_STEPS, (_event_bits(log.steps, moments) & _FORWARD) != 0
+
+
+def _stack_numbers(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:
     """[S] number of the stack that each row shows, -1 for none. New stacks are added to ``stacks``."""
     of_user = np.unique(rows[:, 1], return_inverse=True)[1]
     innermost, of_innermost = np.unique(rows[:, 2], return_inverse=True)
-    # The ids are untrusted input, and may be too large to combine two into one number.
+    # The ids are untrusted input and may be too large to combine two into one number.
     both = of_user * len(innermost) + of_innermost
     _, first, which = np.unique(both, return_index=True, return_inverse=True)
     numbers = np.full(len(first), -1)
@@ -352,20 +389,20 @@ def _shown(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:
     return numbers[which]
 
 
-def _of_rank(log: RankLog, rows: Ints, stack: Ints, follows: Mask) -> RankSamples:
-    """The samples of one rank; ``stack`` [S] is what each shows, ``follows`` [S] whether that ran after the holder of the GIL."""
+def _rank_samples(log: RankLog, rows: Ints, stack: Ints, follows: Mask) -> RankSamples:
+    """Samples of one rank. ``stack`` [S]: what each shows; ``follows`` [S]: whether that is a follower."""
     time_ns, bursts = moments_of(rows), np.arange(len(rows)) >= len(log.samples)
     step = log.steps_at(time_ns)
     asked = np.flatnonzero(bursts & ~follows & (step >= 0))
-    doing = _doing(log.steps, time_ns[asked])
+    doing = _event_bits(log.steps, time_ns[asked])
     kept = ~bursts
     kept[asked] = begin_wait(rows[asked, 0], rows[asked, 3], step[asked], doing)
     kind = np.where(bursts, Kind.BURST, np.where(follows, Kind.FOLLOWING, Kind.SEEN))
     return RankSamples(log, *(column[kept] for column in (time_ns, step, stack, kind)))
 
 
-def _doing(steps: Sequence[Step], moments: Ints) -> Ints:
-    """[S] bits of the kinds of events that contain each of the ``moments``; events are cut at the ends of their step."""
+def _event_bits(steps: Sequence[Step], moments: Ints) -> Ints:
+    """[S] bits of the kinds of events that contain each of the ``moments``. Events are cut at the ends of their step."""
     doing = np.zeros(len(moments), np.int64)
     spans: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for step in steps if len(moments) else ():

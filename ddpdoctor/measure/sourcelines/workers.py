@@ -1,4 +1,4 @@
-"""What the workers of a rank's training loader do while they prepare batches, and at which lines."""
+"""Work of the workers of a rank's training loader during batch preparation, and its source lines."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .table import CallStack, gil_owners_of
 
 _FEWEST_SAMPLES = 5
 """Fewest samples of a reported line."""
-_MOST_OF_WORKERS = 2
-"""Lines of workers ahead of the loop's."""
+_MAX_WORKER_LINES = 2
+"""Most lines of workers listed before the line of the loop."""
 _MOST_CALLERS = 4
-"""Of a worker's line: those from the dataset, or ``collate_fn``, on."""
+"""Most callers of a worker's line."""
 
 
 class _Tuning(msgspec.Struct, frozen=True):
     least_share: float = 0.1
-    """Share of the time of preparing batches from which on a line is reported."""
+    """Smallest reported share of a line in the preparation time."""
     mostly: float = 0.5
-    """Share of the time at a line from which on the library's function that it is in is named."""
+    """The library function that a line calls is reported if it takes more than this share of the time at the line."""
     slower: float = 1.5
-    """Times as long as the batches of the other workers, from which on a worker's are slow."""
+    """A worker is slow if its batches take at least this multiple of the others' time."""
     sigmas: float = 5.0
-    """Standard errors of the difference by which they are longer at least: several workers of several ranks are compared."""
+    """They must also be longer by this many standard errors of the difference; it is high because many workers are compared."""
     fewest_batches: int = 5
-    """Of a worker, and of the others together, that are compared."""
+    """Fewest batches of a compared worker, and of the others together."""
 
 
 _TUNING = _Tuning()
@@ -47,11 +47,11 @@ class SlowWorker(msgspec.Struct, frozen=True):
     number: int
     batch_ms: float
     others_ms: float
-    """The same of the others, mean."""
+    """Mean of the other workers."""
 
 
 class WorkersWork(msgspec.Struct, frozen=True):
-    """What the workers of one rank do while they prepare batches."""
+    """Work of the workers of one rank during batch preparation."""
 
     rank: int
     batch_ms: float
@@ -60,21 +60,21 @@ class WorkersWork(msgspec.Struct, frozen=True):
     """Share of the time in which a worker prepared batches, mean."""
     cpu_share: float | None
     starved_share: float | None
-    """Share of the preparation in which its thread had a CPU, and in which it waited for one; None where unknown."""
+    """``cpu_share``, ``starved_share``: shares of the preparation in which the thread had a CPU or waited for one; None if unknown."""
     slow: SlowWorker | None
     where: list[Where]
-    """Lines with most of this time: that of the slow worker, in excess of the others', else that of all."""
+    """Lines with most of this time: of the slow worker, in excess of the others, or else of all workers."""
 
     @property
     def asleep_share(self) -> float | None:
-        """Share of it in which the thread neither computed nor was ready to: it waited for a file, a service or time."""
+        """Share in which the thread was off-CPU and not runnable: it waited for a file, a service or a timer."""
         if self.cpu_share is None or self.starved_share is None:
             return None
         return max(0.0, 1.0 - self.cpu_share - self.starved_share)
 
 
 def work_of_workers(log: RankLog) -> WorkersWork | None:
-    """Of the loader that gave most batches; None where nothing was recorded of its workers."""
+    """Work of the workers of the loader that gave the most batches; None if it was not recorded."""
     main = usual_loader(log.steps)
     chosen = [each for each in log.workers if each.loader == main]
     chosen = chosen or [each for each in log.workers if each.loader is None]
@@ -87,7 +87,7 @@ def work_of_workers(log: RankLog) -> WorkersWork | None:
     cpu = [each.cpu_ns for each in chosen if each.cpu_ns is not None]
     delay = [each.run_delay_ns for each in chosen if each.run_delay_ns is not None]
     is_known = len(cpu) == len(delay) == len(chosen)
-    # With the little that is outside of batches.
+    # cpu and delay include a little time between batches.
     whole_ns = max(preparing_ns, sum(cpu) + sum(delay))
     return WorkersWork(
         rank=log.rank,
@@ -120,18 +120,18 @@ def with_workers(facts: LoaderFacts, work: WorkersWork | None) -> LoaderFacts:
     )
 
 
-def led_by_workers(cost: Cost, work: WorkersWork | None) -> Cost:
-    """The cost of waiting for data with the workers' lines ahead of the loop's own, which only waits for them."""
+def with_worker_lines(cost: Cost, work: WorkersWork | None) -> Cost:
+    """The cost of waiting for data, with the workers' lines before the loop's own line, which only waits for them."""
     if work is None:
         return cost
-    lines = work.where[:_MOST_OF_WORKERS]
+    lines = work.where[:_MAX_WORKER_LINES]
     if cost.ranks is None and work.slow is None:
         lines = [replace(where, process="workers") for where in lines]
     return replace(cost, where=joined(lines, cost.where))
 
 
 def _slow_worker(logs: Sequence[WorkerLog]) -> SlowWorker | None:
-    """The worker with the longest batches, if they are longer than those of the others by more than chance."""
+    """The worker with the longest batches, if they are significantly longer than those of the others."""
     of_each: defaultdict[int, list[WorkerLog]] = defaultdict(list)
     for log in logs:
         of_each[log.number].append(log)
@@ -159,13 +159,13 @@ def _mean_and_error(logs: Sequence[WorkerLog]) -> tuple[float, float]:
 
 
 def _lines(rank: int, logs: Sequence[WorkerLog], slow: SlowWorker | None) -> list[Where]:
-    """The lines with most time, and which processes ran them."""
+    """The lines with the most time, and the processes that ran them."""
     own = [log for log in logs if slow is None or log.number == slow.number]
     stacks, others = _by_stack(own), by_line(_by_stack([log for log in logs if log not in own]))
     net = {line: weight - others.get(line, 0.0) for line, weight in by_line(stacks).items()}
     whole = sum(weight for weight in net.values() if weight > 0)
     counts = by_line(_by_stack(own, counts=True))
-    who = f"{'workers' if slow is None else f'worker {slow.number}'} of rank {rank}"
+    process = f"{'workers' if slow is None else f'worker {slow.number}'} of rank {rank}"
     found = []
     for where in ranked({line: net[line] for line, count in counts.items() if count >= _FEWEST_SAMPLES}):
         line = where.stack[0]
@@ -177,15 +177,15 @@ def _lines(rank: int, logs: Sequence[WorkerLog], slow: SlowWorker | None) -> lis
                     share=net[line] / whole,
                     samples=round(counts[line]),
                     callers=heaviest[1 : 1 + _MOST_CALLERS],
-                    process=who,
-                    inside=_inside(line, own),
+                    process=process,
+                    inside=_library_line(line, own),
                 )
             )
     return found
 
 
-def _inside(line: CodeLine, logs: Sequence[WorkerLog]) -> CodeLine | None:
-    """The heaviest line of the library's function in which most of the time at this ``line`` is spent."""
+def _library_line(line: CodeLine, logs: Sequence[WorkerLog]) -> CodeLine | None:
+    """The heaviest line of the library function that takes most of the time at this ``line``."""
     samples = [sample for log in logs for sample in log.samples if sample.user.stack[0] == line]
     functions: defaultdict[tuple[str, str], float] = defaultdict(float)
     lines: defaultdict[CodeLine, float] = defaultdict(float)
@@ -201,8 +201,8 @@ def _inside(line: CodeLine, logs: Sequence[WorkerLog]) -> CodeLine | None:
 
 
 def _by_stack(logs: Sequence[WorkerLog], *, counts: bool = False) -> Mapping[Stack, float]:
-    """ms per batch, or ``counts`` of samples, by the user's lines; {} without samples. A sample that shows the line behind one that held
-    the GIL is of the latter, where that is known, see :mod:`.table`."""
+    """ms per batch, or ``counts`` of samples, by the user's lines; {} without samples. A sample that shows a follower counts for the line
+    that held the GIL, if that is known, see :mod:`.table`."""
     samples = [sample for log in logs for sample in log.samples]
     batches = max(1, sum(log.batches for log in logs))
     weights = np.array([1.0 if counts else each.weight_ns / 1e6 / batches for each in samples], float)
@@ -215,12 +215,14 @@ def _by_stack(logs: Sequence[WorkerLog], *, counts: bool = False) -> Mapping[Sta
         np.int64,
     )
     waited_ns = np.array([each.waited_ns for each in samples], np.int64)
-    follows, owners = gil_owners_of(stacks, shown, waited_ns, np.ones(len(shown), bool))
+    follows, owners = gil_owners_of(
+        stacks, shown, waited_ns, np.ones(len(shown), bool), np.zeros(len(shown), bool)
+    )
     at, following = (
         np.bincount(shown[chosen], weights[chosen], len(stacks)).astype(float)
         for chosen in (~follows, follows)
     )
-    at += owners.taken_from(following) + following
+    at += owners.take_from(following) + following
     found: defaultdict[Stack, float] = defaultdict(float)
     for stack, weight in zip(stacks, at.tolist(), strict=True):
         if weight:

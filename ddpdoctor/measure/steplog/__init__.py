@@ -1,9 +1,8 @@
-"""Read each rank's step log, with a limit on its size.
+"""Reads each rank's step log, with a limit on its size.
 
 In: a rank's ``steps.jsonl`` and ``samples.jsonl`` (:mod:`ddpdoctor.rundir`). Out: a frozen :class:`RankLog` of steps with
-their events, and what follows from one log alone: where the rank synchronised, what its training thread did in between,
-which loaders feed it. Also the synchronisations that all ranks have in common (:func:`match_syncs`), and the steps to
-measure (:func:`select_steps`).
+their events, and what one log alone shows: the rank's synchronisations, the activities of its training thread, its loaders.
+Also the synchronisations that all ranks share (:func:`match_syncs`) and the steps to measure (:func:`select_steps`).
 """
 
 from .activities import Activities

@@ -1,10 +1,9 @@
-"""What the training thread of a rank did at any time, from its step log.
+"""Activities of a rank's training thread over time, from its step log.
 
-The time of a checkpoint includes work before and after ``torch.save``: ``state_dict()``, copies, building a file's name. No event
-records that work. It is estimated from the gap between two phases that contains the save: what makes it longer than the same gap in
-other steps counts as checkpoint time. Where ranks synchronise within the gap, for example at a barrier after the save, the barrier
-divides the gap. The excess is then assigned to the side of the barrier on which it lies: the other ranks wait only for what is
-before it.
+The time of a checkpoint includes unrecorded work before and after ``torch.save``: ``state_dict()``, copies, building a file name. It is
+estimated from the gap between two phases that contains the save: the excess over the same gap in other steps counts as checkpoint
+time. If ranks synchronise within the gap, for example at a barrier after the save, the barrier divides the gap, and the excess is
+assigned to the side on which it lies: the other ranks wait only for what is before the barrier.
 """
 
 from __future__ import annotations
@@ -25,45 +24,49 @@ from ddpdoctor.rundir import EventKind
 from .records import Event, Step
 
 _FEWEST_USUAL = 3
-"""Fewest gaps without a save for a typical length of such a gap; as many as rules require for a pattern."""
+"""Fewest gaps without a save from which the typical length of such a gap is computed."""
 
 
-def preparations(saves: Intervals, gaps: Gaps, recorded: Intervals, waits: Intervals) -> Intervals:
+def unrecorded_checkpoint_time(
+    saves: Intervals, gaps: Gaps, recorded: Intervals, waits: Intervals
+) -> Intervals:
     """Checkpoint time outside ``torch.save``, in the gaps that contain ``saves``, ns.
 
-    It is the part of a gap that neither ``recorded`` work nor ``waits`` for other ranks cover, beyond the median of that part in gaps
-    of the same kind without a save. Empty where fewer than ``_FEWEST_USUAL`` gaps of the kind have no save.
+    It is the part of a gap that neither ``recorded`` work nor ``waits`` for other ranks cover, minus the median of that part over
+    the gaps of the same kind without a save. Empty if fewer than ``_FEWEST_USUAL`` gaps of the kind have no save.
     """
     at = gaps.at(saves[0])
-    begun, at = saves[0][at >= 0], at[at >= 0]
-    saving, first = np.unique(at, return_index=True)
+    save_starts, at = saves[0][at >= 0], at[at >= 0]
+    gaps_with_save, first = np.unique(at, return_index=True)
     free = subtract(gaps.times, union_of(recorded, waits))
-    whose = gaps.at(free[0])
-    length = np.bincount(whose, free[1] - free[0], minlength=len(gaps.kind))
-    without = np.ones(len(gaps.kind), bool)
-    without[saving] = False
+    gap_of_free = gaps.at(free[0])
+    length = np.bincount(gap_of_free, free[1] - free[0], minlength=len(gaps.kind))
+    has_no_save = np.ones(len(gaps.kind), bool)
+    has_no_save[gaps_with_save] = False
     usual_ns = {}
-    for kind in np.unique(gaps.kind[saving]).tolist():
-        others = length[without & (gaps.kind == kind)]
+    for kind in np.unique(gaps.kind[gaps_with_save]).tolist():
+        others = length[has_no_save & (gaps.kind == kind)]
         usual_ns[kind] = float(np.median(others)) if len(others) >= _FEWEST_USUAL else np.inf
     pieces = [EMPTY]
-    for gap, own_saves in zip(saving.tolist(), np.split(begun, first[1:]), strict=False):
-        own = slice(*np.searchsorted(whose, (gap, gap + 1)))
+    for gap, saves_in_gap in zip(gaps_with_save.tolist(), np.split(save_starts, first[1:]), strict=False):
+        own = slice(*np.searchsorted(gap_of_free, (gap, gap + 1)))
         times = free[0][own], free[1][own]
-        pieces.append(_beyond_typical(times, own_saves, waits, usual_ns[int(gaps.kind[gap])]))
+        pieces.append(_excess_over_usual(times, saves_in_gap, waits, usual_ns[int(gaps.kind[gap])]))
     return union_of(*pieces)
 
 
-def _beyond_typical(times: Intervals, saves: NDArray[Any], waits: Intervals, usual_ns: float) -> Intervals:
-    """The ``times`` of one gap, less ``usual_ns`` of them.
+def _excess_over_usual(times: Intervals, saves: NDArray[Any], waits: Intervals, usual_ns: float) -> Intervals:
+    """The ``times`` of one gap, with ``usual_ns`` of them removed.
 
-    The ``waits`` divide the gap into parts. ``usual_ns`` is taken first from the parts after the last save, the last part first, then
+    The ``waits`` divide the gap into parts. ``usual_ns`` is removed first from the parts after the last save, the last part first, then
     from the parts before it, and the rest from the parts with a save.
     """
     part = np.searchsorted(waits[1], times[0], side="right")
     with_save = np.searchsorted(waits[1], saves, side="right")
-    behind = part > with_save.max()
-    order = np.lexsort((np.where(behind, -part, part), np.isin(part, with_save), ~behind))
+    is_after_last_save = part > with_save.max()
+    order = np.lexsort(
+        (np.where(is_after_last_save, -part, part), np.isin(part, with_save), ~is_after_last_save)
+    )
     lengths = (times[1] - times[0])[order]
     usual = np.empty(len(order))
     usual[order] = np.clip(usual_ns - (np.cumsum(lengths) - lengths), 0, lengths)
@@ -71,7 +74,7 @@ def _beyond_typical(times: Intervals, saves: NDArray[Any], waits: Intervals, usu
 
 
 _EPOCH_START_BATCHES = 1
-"""Batches after ``iter(loader)`` that still wait for the workers to start."""
+"""Batches after ``iter(loader)`` that still wait for the start of the workers."""
 
 _ON_HOST = (Component.COLLECTION, Component.CHECKPOINT, Component.EPOCH_START, Component.DATA)
 _ON_DEVICE = (Component.OPTIMIZER, Component.BACKWARD, Component.FORWARD)
@@ -83,7 +86,7 @@ _WHOLE_EVENTS: dict[str, Component] = {
     EventKind.BACKWARD: Component.BACKWARD,
     EventKind.EVALUATION: Component.FORWARD,
 }
-"""Kind of event → the component that it counts as; a backward pass until its gradients are ready."""
+"""Kind of event → its component. A backward pass counts until its gradients are ready."""
 _PHASES: dict[str, Component] = {
     EventKind.DATA: Component.DATA,
     EventKind.ITERATION: Component.DATA,
@@ -99,8 +102,8 @@ _WAITS: dict[str, str] = dict.fromkeys((EventKind.BARRIER, EventKind.COLLECTIVE,
 class Activities(msgspec.Struct, frozen=True):
     """Disjoint intervals of each component, ns after ``origin_ns``.
 
-    Where activities nest, the more specific one counts: a garbage collection inside a forward pass is a collection. In
-    device time, work of the device has precedence: what the host does meanwhile delays nothing.
+    For nested activities the more specific one counts: a garbage collection inside a forward pass is a collection. In device
+    time, device work takes precedence: concurrent host work delays nothing.
     """
 
     origin_ns: int
@@ -108,7 +111,7 @@ class Activities(msgspec.Struct, frozen=True):
     sets: dict[str, Intervals]
     """By component."""
     gaps: Gaps = NO_GAPS
-    """Between the phases; unknown in device time."""
+    """Between the phases; empty in device time."""
 
     def since(self, origin_ns: int) -> Activities:
         """The same activities, relative to another origin (epoch ns)."""
@@ -118,8 +121,8 @@ class Activities(msgspec.Struct, frozen=True):
         moved = {component: (starts + by_ns, ends + by_ns) for component, (starts, ends) in self.sets.items()}
         return Activities(origin_ns, moved, self.gaps.shifted(by_ns))
 
-    def unmarked(self, component: Component) -> Intervals:
-        """The gaps whose operators count as ``component``, without the recorded activities."""
+    def unrecorded_gaps(self, component: Component) -> Intervals:
+        """The gaps whose operators count as ``component``, minus the recorded activities."""
         left = self.gaps.of(component)
         for recorded in self.sets.values():
             left = subtract(left, recorded)
@@ -129,9 +132,11 @@ class Activities(msgspec.Struct, frozen=True):
 def activities_of(
     steps: Sequence[Step], origin_ns: int, with_workers: Collection[int], on_device_time: bool
 ) -> Activities:
-    """What a rank did in these steps; ``with_workers``: ids of its loaders that have worker processes."""
-    fresh: Counter[int] = Counter()
-    spans = _times(steps, origin_ns, lambda event: _component(event, fresh, with_workers), until_ready=True)
+    """Activities in these steps. ``with_workers``: ids of the rank's loaders with worker processes."""
+    starting_batches: Counter[int] = Counter()
+    spans = _times(
+        steps, origin_ns, lambda event: _component(event, starting_batches, with_workers), until_ready=True
+    )
     gaps = NO_GAPS
     if not on_device_time:
         gaps = gaps_between(_times(steps, origin_ns, lambda event: _PHASES.get(event.kind)))
@@ -144,8 +149,8 @@ def activities_of(
     saves = sets[Component.CHECKPOINT]
     if len(saves[0]):
         waits = _times(steps, origin_ns, lambda event: _WAITS.get(event.kind)).get("wait", EMPTY)
-        prepared = preparations(saves, gaps, covered, union(*waits))
-        sets[Component.CHECKPOINT] = union_of(saves, prepared)
+        unrecorded = unrecorded_checkpoint_time(saves, gaps, covered, union(*waits))
+        sets[Component.CHECKPOINT] = union_of(saves, unrecorded)
     return Activities(origin_ns, sets, gaps)
 
 
@@ -159,8 +164,8 @@ def _times(
     *,
     until_ready: bool = False,
 ) -> dict[_Sort, Intervals]:
-    """(starts, ends) of the events of each sort, ns after the origin. A backward pass lasts until its gradients are reduced; or only
-    ``until_ready``."""
+    """(starts, ends) of the events of each sort, ns after the origin. A backward pass ends when its gradients are reduced, with
+    ``until_ready`` when they are ready."""
     times: defaultdict[_Sort, list[tuple[int, int]]] = defaultdict(list)
     for step in steps:
         start_ns = step.start_ns - origin_ns
@@ -173,13 +178,15 @@ def _times(
     return {sort: (table[0], table[1]) for sort, table in tables.items()}
 
 
-def _component(event: Event, fresh: Counter[int], with_workers: Collection[int]) -> Component | None:
-    """Component of an event; ``fresh`` counts, by loader, the next batches that still wait for its workers to start."""
+def _component(
+    event: Event, starting_batches: Counter[int], with_workers: Collection[int]
+) -> Component | None:
+    """Component of an event. ``starting_batches``: by loader, how many of the next batches still wait for the start of its workers."""
     if event.kind == EventKind.ITERATION:
-        fresh[event.loader] = _EPOCH_START_BATCHES if event.loader in with_workers else 0
+        starting_batches[event.loader] = _EPOCH_START_BATCHES if event.loader in with_workers else 0
         return Component.EPOCH_START
     if event.kind == EventKind.DATA:
-        starting = fresh[event.loader] > 0
-        fresh[event.loader] -= 1
+        starting = starting_batches[event.loader] > 0
+        starting_batches[event.loader] -= 1
         return Component.EPOCH_START if starting or event.exhausted else Component.DATA
     return _WHOLE_EVENTS.get(event.kind)

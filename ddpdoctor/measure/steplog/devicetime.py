@@ -1,13 +1,13 @@
-"""Step logs in device time: forward, backward and optimizer where the GPU ran them, by the CUDA events of the whole run.
+"""Step logs in device time: forward, backward and optimizer as the GPU ran them, from the CUDA events of the whole run.
 
-A log says when the host issued work. Where a step's CUDA events were read too, its events can be moved to where the device
-ran them. The analysis of CPU jobs then applies: a rank arrives at a gradient reduction when its device has computed the
-gradients, and the reduction ends on all ranks together. Other collectives are omitted, as their host times say little of
+A log records when the host issued work. If a step's CUDA events were recorded, its events can be moved to when the device
+ran them, and the analysis of CPU jobs applies: a rank arrives at a gradient reduction when its device has computed the
+gradients, and the reduction ends on all ranks together. Other collectives are omitted, because their host times do not show
 when they ran.
 
 Clocks are aligned in two steps. A CUDA event completes no earlier than it is recorded. So, over neighbouring steps, the
-largest (start of a step on the host) - (its start on the device's own clock) is the offset of the two clocks, less the
-smallest run-ahead of the host. That remainder is removed across ranks: a gradient reduction ends on all of them at the same
+maximum of (start of a step on the host) - (its start on the device's clock) is the offset of the two clocks, minus the
+smallest run-ahead of the host. That remainder is removed by comparing ranks: a gradient reduction ends on all of them at the same
 moment.
 """
 
@@ -28,12 +28,12 @@ from .records import DeviceTimes, Event, Step
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """How the clocks of devices are aligned with those of their hosts."""
+    """Parameters for aligning the clocks of devices with those of their hosts."""
 
     neighbours: int = 101
-    """Steps over which clock drift is neglected: some ppm of a few minutes at most."""
+    """Steps over which clock drift is neglected: a few minutes, some ppm."""
     fewest_steps: int = 8
-    """Timed on all ranks: with fewer, a median or maximum is not distinguishable from chance."""
+    """Steps timed on all ranks; with fewer, a median or maximum may be random."""
 
 
 TUNING = Tuning()
@@ -44,12 +44,12 @@ _TIMED: dict[str, tuple[str, str]] = {
     EventKind.OPTIMIZER: ("opt", "opt_end"),
 }
 """Kind of event → the names of its marks."""
-_LEFT_OUT = (EventKind.COLLECTIVE, EventKind.BARRIER, EventKind.WAIT, EventKind.BROADCAST)
+_OMITTED_KINDS = (EventKind.COLLECTIVE, EventKind.BARRIER, EventKind.WAIT, EventKind.BROADCAST)
 
 
 def in_device_time(logs: Sequence[RankLog]) -> list[RankLog] | None:
-    """``logs`` in device time, with only the steps that were timed on the device of every rank; None where these are fewer
-    than ``TUNING.fewest_steps``."""
+    """``logs`` in device time, restricted to the steps timed on the device of every rank; None if there are fewer than
+    ``TUNING.fewest_steps``."""
     if not logs or not all(log.device_times for log in logs):
         return None
     timed = [
@@ -67,15 +67,15 @@ def in_device_time(logs: Sequence[RankLog]) -> list[RankLog] | None:
     return [
         replace(
             log,
-            steps=tuple(step.placed(ns) for step, ns in zip(steps, ahead_ns.tolist(), strict=True)),
+            steps=tuple(step.on_host_clock(ns) for step, ns in zip(steps, ahead_ns.tolist(), strict=True)),
             on_device_time=True,
         )
-        for log, steps, ahead_ns in zip(logs, chosen, _hosts_ahead(chosen), strict=True)
+        for log, steps, ahead_ns in zip(logs, chosen, _host_clock_offsets(chosen), strict=True)
     ]
 
 
 class _TimedStep(msgspec.Struct, frozen=True):
-    """A step whose timed events are on its device's clock."""
+    """A step with its timed events on its device's clock."""
 
     step: Step
     """As the host recorded it."""
@@ -83,16 +83,16 @@ class _TimedStep(msgspec.Struct, frozen=True):
     """On the device's own clock."""
     length_ns: int
     events: tuple[Event, ...]
-    """Those that were timed, ns after ``start_ns``; of the others, ns after the step's start on the host."""
+    """Timed events: ns after ``start_ns``. Others: ns after the step's start on the host."""
 
     @property
     def last_reduction_ns(self) -> int:
-        """On the device's own clock."""
+        """End of the last gradient reduction, on the device's own clock."""
         reduced = [e.end_ns for e in self.events if e.kind == EventKind.BACKWARD and e.reductions]
         return self.start_ns + max(reduced)
 
-    def placed(self, ahead_ns: int) -> Step:
-        """The step on the hosts' clock, which is ``ahead_ns`` ahead of the device's. Events of the host keep their times."""
+    def on_host_clock(self, ahead_ns: int) -> Step:
+        """The step on the hosts' clock, which is ``ahead_ns`` ahead of the device's. Host events keep their times."""
         start_ns = self.start_ns + ahead_ns
         lag_ns = self.step.start_ns - start_ns
         events = tuple(
@@ -103,7 +103,7 @@ class _TimedStep(msgspec.Struct, frozen=True):
 
 
 def timed_step(step: Step, times: DeviceTimes | None) -> _TimedStep | None:
-    """The step with its device work on the device's own clock. None where marks and events disagree, or no gradients were
+    """The step with its device work on the device's own clock. None if marks and events disagree, or no gradients were
     reduced in the step."""
     if times is None:
         return None
@@ -116,27 +116,29 @@ def timed_step(step: Step, times: DeviceTimes | None) -> _TimedStep | None:
                 return None
             counts[event.kind] += 1
             events.append(timed)
-        elif event.kind not in _LEFT_OUT:
+        elif event.kind not in _OMITTED_KINDS:
             events.append(event)
-    as_many = all(len(times.named(begin)) == counts[kind] for kind, (begin, _) in _TIMED.items())
+    counts_match = all(len(times.marks_named(begin)) == counts[kind] for kind, (begin, _) in _TIMED.items())
     reduced = any(event.kind in _TIMED and event.reductions for event in events)
-    return _TimedStep(step, times.start_ns, times.length_ns, tuple(events)) if as_many and reduced else None
+    return (
+        _TimedStep(step, times.start_ns, times.length_ns, tuple(events)) if counts_match and reduced else None
+    )
 
 
 def _timed_event(event: Event, times: DeviceTimes, number: int) -> Event | None:
-    """The ``number``-th event of its kind where the device ran it, ns after the step's start on the device. None where its
+    """The ``number``-th event of its kind as the device ran it, ns after the step's start on the device. None if its
     marks are missing or inconsistent."""
-    starts, ends = map(times.named, _TIMED[event.kind])
+    starts, ends = map(times.marks_named, _TIMED[event.kind])
     if len(starts) <= number or len(ends) <= number or ends[number] < starts[number]:
         return None
     start_ns, end_ns = starts[number], ends[number]
     if event.kind == EventKind.OPTIMIZER:
-        # A closure runs inside the optimizer's step, whose own work begins after it.
-        start_ns = max([start_ns, *(at for at in times.named("bwd_end") if at <= end_ns)])
+        # A closure runs inside optimizer.step(); the optimizer's own work starts when the closure's backward ends.
+        start_ns = max([start_ns, *(at for at in times.marks_named("bwd_end") if at <= end_ns)])
     timed = replace(event, start_ns=start_ns, duration_ns=end_ns - start_ns)
     if not event.reductions:
         return timed
-    ready = [at for at in times.named("ready") if start_ns <= at <= end_ns]
+    ready = [at for at in times.marks_named("ready") if start_ns <= at <= end_ns]
     if not ready:
         return None
     own = {"forward_end_ns": ready[-1], "ready_ns": (0,)}
@@ -144,7 +146,7 @@ def _timed_event(event: Event, times: DeviceTimes, number: int) -> Event | None:
     return replace(timed, also=also, **(own if event.synced else {}))
 
 
-def _hosts_ahead(ranks: Sequence[Sequence[_TimedStep]]) -> list[Ints]:
+def _host_clock_offsets(ranks: Sequence[Sequence[_TimedStep]]) -> list[Ints]:
     """By rank: [N] ns by which the hosts' clock is ahead of the device's at each step."""
     ahead = [
         running(np.array([timed.step.start_ns - timed.start_ns for timed in steps]), TUNING.neighbours).max(

@@ -1,6 +1,6 @@
-"""The step log of one rank (:class:`RankLog`), and notes on what the records of a run's ranks lack.
+"""The step log of one rank (:class:`RankLog`), and notes on missing records.
 
-What follows from one log alone is derived here: which loaders feed the training loop, and in which steps the job evaluates.
+Values that follow from one log alone are derived here, such as the training loaders and the steps with evaluation.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from .activities import Activities, activities_of
 from .records import EVALUATED, DeviceTimes, Step, WorkerLog
 from .syncpoints import SyncPoint, has_ddp, sync_points_of
 
-_ONE_IN = 3
-"""A loader that gives batches in at least one of so many steps is a training loader. Two alternating training loaders both are; one
-that evaluates every few steps is not."""
+_MAX_STEPS_PER_BATCH = 3
+"""A loader that gives batches in at least one of this many steps is a training loader. Two alternating training loaders both qualify; a
+loader used for evaluation every few steps does not."""
 
 
 def first(infos: Sequence[dict[str, Any]], key: str) -> Any:
-    """The first value that is not None."""
+    """The first value of ``key`` that is not None."""
     return next((info[key] for info in infos if info.get(key) is not None), None)
 
 
 def usual_loader(steps: Sequence[Step]) -> int | None:
-    """Id of the loader that gave most batches."""
+    """Id of the loader that gave the most batches."""
     batches = Counter(event.loader for step in steps for event in step.events if event.gives_batch)
     return batches.most_common(1)[0][0] if batches else None
 
 
-_FAR_FEWER = 0.9
-"""Share of the others' steps: ranks that are killed one after the other differ by a few."""
+_SHORT_LOG_SHARE = 0.9
+"""Share of the longest log's steps below which a log is reported as short. Ranks killed one after the other differ by a few steps."""
 
 
 def notes_on_records(
@@ -48,23 +48,23 @@ def notes_on_records(
 ) -> list[Note]:
     """Notes on the records of all ranks of a run. ``ended``: whether the job is known to be over. ``window``: number of the captured
     window that is analysed. ``sampled``: whether the run has hashes of the files in which its ranks were sampled."""
-    own = [Note(sentence).of_rank(log.rank) for log in logs for sentence in _own_sentences(log)]
+    own = [Note(sentence).of_rank(log.rank) for log in logs for sentence in _recorded_sentences(log)]
     return [
-        *_without_steps(logs),
-        *_without_samples(logs, sampled),
-        *(_cut_short(logs) if ended else []),
-        *_shorter(logs),
+        *_no_steps_notes(logs),
+        *_no_samples_notes(logs, sampled),
+        *(_truncation_notes(logs) if ended else []),
+        *_short_log_notes(logs),
         *own,
-        *_lost_windows(logs, ended),
-        *([] if window is not None else _captured(logs)),
+        *_lost_window_notes(logs, ended),
+        *([] if window is not None else _capture_notes(logs)),
     ]
 
 
-def _captured(logs: Sequence[RankLog]) -> list[Note]:
-    """Windows that were opened while the job ran, where there is none from its start."""
+def _capture_notes(logs: Sequence[RankLog]) -> list[Note]:
+    """Note on windows captured while the job ran, if no window was recorded at its start."""
     if not logs or any(log.record.trace is not None for log in logs):
         return []
-    saved = sorted({number for log in logs for number in _saved(log)})
+    saved = sorted({number for log in logs for number in _saved_captures(log)})
     if not saved:
         return []
     which = f"Window {saved[0]} was" if len(saved) == 1 else f"Windows {', '.join(map(str, saved))} were"
@@ -75,14 +75,14 @@ def _captured(logs: Sequence[RankLog]) -> list[Note]:
     ]
 
 
-def _saved(log: RankLog) -> list[int]:
+def _saved_captures(log: RankLog) -> list[int]:
     captures = log.record.info.get("captures") or []
     return [each.get("number", 0) for each in captures if each.get("state") == "saved"]
 
 
-def _without_steps(logs: Sequence[RankLog]) -> list[Note]:
-    """Notes on ranks whose step log has no step. Where no log has a step and no window was recorded, the job may not have reached
-    its first step: then only unreadable files are reported."""
+def _no_steps_notes(logs: Sequence[RankLog]) -> list[Note]:
+    """Notes on ranks whose step log has no step. If no log has a step and no window was recorded, the job may not have reached its
+    first step; then only unreadable files are reported."""
     seen = sum(bool(log.steps) for log in logs)
     known = [log.record.info.get("world_size") for log in logs]
     world = max((size for size in known if isinstance(size, int)), default=len(logs))
@@ -97,13 +97,12 @@ def _without_steps(logs: Sequence[RankLog]) -> list[Note]:
 
 
 _FEWEST_SAMPLES = 20
-"""Samples of another rank from which on a rank without any is reported: those of a second."""
+"""Samples of another rank, about one second of sampling, from which a rank without any is reported."""
 UNKNOWN_LINES = "at which source lines this rank spends its time is known from its recorded calls alone"
 
 
-def _without_samples(logs: Sequence[RankLog], sampled: bool) -> list[Note]:
-    """Notes on ranks without samples, where other ranks have samples in as many steps, or where the run is known to have been
-    ``sampled``."""
+def _no_samples_notes(logs: Sequence[RankLog], sampled: bool) -> list[Note]:
+    """Notes on ranks without samples if ranks with as many steps have samples, or if the run is known to have been ``sampled``."""
     others = [len(log.steps) for log in logs if len(log.samples) >= _FEWEST_SAMPLES]
     if not others and (not sampled or any(len(log.samples) for log in logs)):
         return []
@@ -117,8 +116,8 @@ def _without_samples(logs: Sequence[RankLog], sampled: bool) -> list[Note]:
     ]
 
 
-def _cut_short(logs: Sequence[RankLog]) -> list[Note]:
-    """Notes on files of an ended job that end within a line. Ranks write whole lines, so the file was cut."""
+def _truncation_notes(logs: Sequence[RankLog]) -> list[Note]:
+    """Notes on files of an ended job that end within a line. Ranks write whole lines, so such a file was truncated."""
     return [
         Note(f"{log.record.path}/{name} ends in the middle of a line: what followed is lost.").of_rank(
             log.rank
@@ -134,7 +133,7 @@ def _window_state(log: RankLog) -> str | None:
     return (log.record.info.get("window") or {}).get("state")
 
 
-def _shorter(logs: Sequence[RankLog]) -> list[Note]:
+def _short_log_notes(logs: Sequence[RankLog]) -> list[Note]:
     """Notes on ranks that recorded far fewer steps than others."""
     most = max((len(log.steps) for log in logs), default=0)
     return [
@@ -144,25 +143,25 @@ def _shorter(logs: Sequence[RankLog]) -> list[Note]:
             ranks=(log.rank,),
         )
         for log in logs
-        if 0 < len(log.steps) < _FAR_FEWER * most
+        if 0 < len(log.steps) < _SHORT_LOG_SHARE * most
     ]
 
 
-def _own_sentences(log: RankLog) -> list[str]:
+def _recorded_sentences(log: RankLog) -> list[str]:
     """Notes and errors that the rank itself recorded."""
     info = log.record.info
     why = (info.get("window") or {}).get("why") if _window_state(log) in ("skipped", "failed") else None
-    lost = None if _saved(log) else why
+    lost = None if _saved_captures(log) else why
     errors = (info.get("hook") or {}).get("errors") or []
     return [
         *(info.get("notes") or []),
-        # The error that cost the window is in both places, and is reported once.
+        # The error that prevented the window is recorded in both places; report it once.
         *(error for error in errors if error != lost),
         *([f"no profiler window: {lost}"] if lost else []),
     ]
 
 
-def _lost_windows(logs: Sequence[RankLog], ended: bool) -> Iterator[Note]:
+def _lost_window_notes(logs: Sequence[RankLog], ended: bool) -> Iterator[Note]:
     """Notes on ranks that were killed, or are read, while their window was open, and on ranks whose saved window is missing."""
     for log in logs:
         state = _window_state(log)
@@ -181,14 +180,14 @@ def _lost_windows(logs: Sequence[RankLog], ended: bool) -> Iterator[Note]:
 
 
 def no_samples() -> Ints:
-    """[0, 4]"""
+    """An empty table of samples, [0, 4]."""
     return np.empty((0, 4), np.int64)
 
 
 class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """What one rank's hook recorded. It is immutable; on another clock it is another log (:meth:`shifted`).
+    """The records of one rank's hook. Immutable; :meth:`shifted` returns a copy on another clock.
 
-    Derived values, such as where the rank synchronised, are computed at first use and cached.
+    Derived values, such as ``sync_points``, are computed at first use and cached.
     """
 
     rank: int
@@ -196,30 +195,30 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
     steps: Sequence[Step] = ()
     where: Mapping[int, Where] = msgspec.field(default_factory=dict)
     samples: Ints = msgspec.field(default_factory=no_samples)
-    """[S, 4] epoch ns, user line, innermost line, ns that the sampling thread waited for the GIL, 0 below
-    :data:`ddpdoctor.rundir.HELD_NS`; the lines are ids into ``sample_where``."""
+    """[S, 4] epoch ns, user line, innermost line, ns that the sampling thread waited for the GIL (0 below
+    :data:`ddpdoctor.rundir.HELD_NS`). Lines are ids into ``sample_where``."""
     sample_where: Mapping[int, Where] = msgspec.field(default_factory=dict)
     burst_samples: Ints = msgspec.field(default_factory=no_samples)
-    """[C, 4] the same of burst samples (taken in close succession): only those that waited for the GIL."""
+    """[C, 4] like ``samples``: the burst samples (taken in close succession) that waited for the GIL."""
     burst_ns: int = 0
     """Total length of the bursts, ns."""
     notes: Sequence[str] = ()
     device_times: Mapping[int, DeviceTimes] = msgspec.field(default_factory=dict)
-    """By number of the step, where its CUDA events were recorded."""
+    """By step number, for the steps whose CUDA events were recorded."""
     on_device_time: bool = False
-    """Whether forward, backward and optimizer have the device's times, see :mod:`.devicetime`."""
+    """Whether forward, backward and optimizer have device times, see :mod:`.devicetime`."""
     left_out: int = 0
-    """Steps of the whole run that were recorded and not read, see :mod:`.read_limit`: the same of each rank."""
+    """Steps of the whole run that were recorded but not read, see :mod:`.read_limit`; the same on all ranks."""
     group_ends_ns: Sequence[int] = ()
-    """When the rank destroyed its process group, or ended; by the wall clock, epoch ns."""
+    """When the rank destroyed a process group, or ended; wall clock, epoch ns."""
     follows_training: bool = False
-    """Whether this is one training of a process (:mod:`.trainings`) that has had another one before."""
+    """Whether this is one training (:mod:`.trainings`) of a process and not its first."""
     later_trainings_end_ns: int | None = None
-    """When the later ones had ended, by the wall clock, epoch ns; None if none follows."""
+    """End of the process's later trainings, wall clock, epoch ns; None if there are none."""
     saved: int | None = None
-    """The last step in which a checkpoint was saved, also of those not read and of the one in which the rank ended; None in older logs."""
+    """The last step in which a checkpoint was saved, including steps not read and the one in which the rank ended; None in older logs."""
     workers: Sequence[WorkerLog] = ()
-    """What the workers of its data loaders recorded, by their own clock."""
+    """Records of its data loader workers, on their own clock."""
 
     @property
     def host(self) -> str:
@@ -228,17 +227,17 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def computes_on_device(self) -> bool:
-        """Whether the rank computes on a device, as far as its record says."""
+        """Whether the rank computes on a device, according to its record."""
         return self.record.info.get("device") not in (None, "cpu")
 
     @property
     def start_ns(self) -> int:
-        """Epoch ns at which the first step begins; 0 where there is none."""
+        """Start of the first step, epoch ns; 0 if there is none."""
         return self.steps[0].start_ns if self.steps else 0
 
     @cached_property
     def sync_points(self) -> list[SyncPoint]:
-        """Where the rank synchronised with others, in order of its arrival."""
+        """The rank's synchronisations, in order of arrival."""
         return sync_points_of(self.steps, self.record.info)
 
     @cached_property
@@ -248,22 +247,22 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def activities(self) -> Activities:
-        """What the training thread did at any time after :attr:`start_ns`."""
+        """Activities of the training thread since :attr:`start_ns`."""
         return activities_of(self.steps, self.start_ns, self.loaders_with_workers, self.on_device_time)
 
     @cached_property
     def main_loaders(self) -> frozenset[int]:
-        """Ids of the loaders that give batches in at least a third of the steps recorded in full; any other loader is for evaluation."""
+        """Ids of the loaders that give batches in at least a third of the fully recorded steps. Other loaders are for evaluation."""
         used: Counter[int] = Counter()
         for step in self.steps:
             used.update({event.loader for event in step.events if event.gives_batch})
         most = sum(step.in_full for step in self.steps)
-        return frozenset(loader for loader, times in used.items() if times * _ONE_IN >= most)
+        return frozenset(loader for loader, times in used.items() if times * _MAX_STEPS_PER_BATCH >= most)
 
     @cached_property
     def evaluated(self) -> frozenset[int]:
-        """Numbers of the steps in which the job evaluates: a forward without gradients, batches of another loader than the main ones, or
-        models in evaluation mode."""
+        """Numbers of the steps with evaluation: a forward without gradients, batches from a loader not in ``main_loaders``, or models in
+        evaluation mode."""
         main = self.main_loaders
         return frozenset(
             step.number
@@ -278,7 +277,7 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def main_loader_settings(self) -> dict[str, Any] | None:
-        """Recorded settings of the loader that gave most batches."""
+        """Recorded settings of the loader that gave the most batches."""
         chosen = usual_loader(self.steps)
         every = enumerate(self.record.info.get("loaders") or [])
         found = (loader for place, loader in every if loader.get("id", place) == chosen)
@@ -286,7 +285,7 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def loaders_with_workers(self) -> set[int]:
-        """Ids of the loaders that have worker processes, as rank.json says, or where that is lost, as its steps show."""
+        """Ids of the loaders with worker processes, from rank.json or, if that is lost, from the steps."""
         info = self.record.info
         if info.get("loaders") or "rank" in info:
             stated = enumerate(info.get("loaders") or [])
@@ -295,12 +294,12 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
         return {event.loader for event in events if event.kind == EventKind.DATA and event.batches_ready >= 0}
 
     def steps_at(self, moments: Ints) -> Ints:
-        """[M] position of the step in which each of the ``moments`` [M], epoch ns, lies; -1 outside of all."""
+        """[M] index of the step that contains each of the ``moments`` [M] (epoch ns); -1 if none does."""
         bounds = np.array([(step.start_ns, step.end_ns) for step in self.steps], np.int64).reshape(-1, 2)
         return place_in((bounds[:, 0], bounds[:, 1]), moments)
 
     def shifted(self, steps_ns: Ints, samples_ns: Ints | int) -> RankLog:
-        """The same log on another clock, ``steps_ns`` [N] and ``samples_ns`` [S] later; itself where nothing moves."""
+        """The log with steps moved by ``steps_ns`` [N] and samples by ``samples_ns`` [S]; itself if nothing moves."""
         samples, burst_samples = self.samples, self.burst_samples
         if np.any(samples_ns):
             samples = samples.copy()
@@ -318,7 +317,7 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 def _shift_of(times: Ints, known: Ints, shifts: Ints | int) -> Ints | int:
-    """Shift of each of ``times``: that of the last of ``known`` before it, which move by ``shifts``."""
+    """Shift of each of ``times``: that of the last of the ``known`` times before it. ``known`` times move by ``shifts``."""
     if isinstance(shifts, int) or not len(known):
         return 0 if not isinstance(shifts, int) else shifts
     moved: Ints = shifts[np.maximum(np.searchsorted(known, times, side="right") - 1, 0)]

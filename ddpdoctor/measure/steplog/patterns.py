@@ -1,6 +1,6 @@
-"""Steps that take longer than the others, and when: once, in every n-th step, from some step on, or steadily growing.
+"""Finds steps that are longer than the others, and their pattern: single steps, every n-th step, from some step on, or steady growth.
 
-Lengths are those of whole steps, from one end on the last rank to the next. The length of a usual step is a running quantile, so that
+The length of a step is the time between its last rank's end and the previous one. The typical length is a running quantile, so that
 a slow drift does not count as pauses.
 """
 
@@ -19,50 +19,50 @@ from ddpdoctor.measure.numerics import Array, Ints, Mask, best_split, scatter_of
 
 
 class PatternKind(StrEnum):
-    """When the longer steps come."""
+    """Pattern of the longer steps."""
 
     ONCE = "once"
-    """In few single steps."""
+    """A few single steps."""
     EVERY_NTH = "every_nth"
     FROM_STEP = "from_step"
-    """From one step on, to the end or to the next change: longer or shorter."""
+    """A level change, longer or shorter, up to the next change or the end."""
     GROWING = "growing"
-    """Each step a little longer than the one before."""
+    """The step length rises steadily."""
 
 
 class StepPattern(msgspec.Struct, frozen=True):
-    """Steps that are unlike the others in one way."""
+    """Steps that differ from the others in one way."""
 
     kind: PatternKind
     steps: list[int]
-    """Numbers of the steps concerned; of a change or a growth the first and the last."""
+    """Numbers of these steps; of a level change or growth, the first and the last."""
     extra_s: float
-    """Seconds of the run by which these steps took longer than the usual ones; of a change, the slower steps than the level on the
-    other side of it. Never negative."""
+    """Total excess of these steps over the typical length, seconds. Of a level change: excess of the slower side over the faster level.
+    Never negative."""
     every: int | None = None
-    """Distance in steps between two of them, of :attr:`PatternKind.EVERY_NTH`."""
+    """Period in steps, for :attr:`PatternKind.EVERY_NTH`."""
     hits: int | None = None
-    """How many of the steps at that distance are long."""
+    """Number of long steps at multiples of the period."""
     chances: int | None = None
-    """How many steps there are at that distance."""
+    """Number of steps at multiples of the period."""
     before_ms: float | None = None
-    """Median length before the change, or at the beginning of the growth."""
+    """Median length before the change, or level at the start of the growth."""
     after_ms: float | None = None
-    """Median length behind the change, or at the end of the growth."""
+    """Median length after the change, or level at the end of the growth."""
 
     @property
     def recurs(self) -> bool:
-        """Whether it is more than one or two single steps."""
+        """Whether it is more than ``most_pauses`` single steps."""
         return self.kind is not PatternKind.ONCE or len(self.steps) > _TUNING.most_pauses
 
-    def compared(self, numbers: Ints) -> tuple[Mask, Mask]:
-        """[N] twice: which of the steps ``numbers`` are the longer ones, and which the usual ones to compare them with. Of a growth all
-        steps after its first quarter are longer, and those of that quarter usual."""
+    def long_and_usual_steps(self, numbers: Ints) -> tuple[Mask, Mask]:
+        """Two masks [N] of the steps ``numbers``: the longer ones, and the typical ones to compare them with. For a growth, the typical
+        steps are its first quarter and the longer ones the rest."""
         first, last = self.steps[0], self.steps[-1]
         match self.kind:
             case PatternKind.FROM_STEP:
                 behind = (first <= numbers) & (numbers <= last)
-                # Step 0 contains the preparation.
+                # Step 0 includes start-up.
                 before = (max(2 * first - last - 1, 1) <= numbers) & (numbers < first)
                 is_slower = (self.after_ms or 0.0) >= (self.before_ms or 0.0)
                 return (behind, before) if is_slower else (before, behind)
@@ -76,70 +76,70 @@ class StepPattern(msgspec.Struct, frozen=True):
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """When a step is unlike the others."""
+    """Thresholds for unusual steps."""
 
     fewest: int = 20
-    """Steps that a usual length needs at least."""
+    """Fewest steps for a typical length."""
     window: int = 101
-    """Steps of the running median, odd."""
+    """Steps of the running quantile; odd."""
     scatters: float = 6.0
-    """Times the scatter (1.4826 x the median absolute deviation) beyond the usual length. Of normal scatter one step in 10^9 is so
-    long, of lengths with heavy tails (Student's t, 3 degrees of freedom) 1 in 200: such steps are long without any period, and short."""
+    """A long step exceeds the typical length by this multiple of the scatter (1.4826 x the median absolute deviation). This holds for one
+    step in 10^9 of normally distributed lengths, and for 1 in 200 with heavy tails (Student's t, 3 degrees of freedom)."""
     share: float = 0.25
-    """Of the usual length, by which a step must be longer in any case."""
+    """A long step exceeds the typical length by at least this share of it."""
     beyond_lengths: tuple[float, ...] = (0.0, 1.0, 4.0)
-    """Usual lengths beyond the usual length: of all long steps, and of those that are so much longer, a period is looked for."""
+    """A period is searched for among the long steps whose excess is at least this multiple of the typical length, for each value."""
     slots: int = 4
-    """Fewest long periodic steps."""
+    """Fewest long steps of a period."""
     usual: float = 0.3
-    """Quantile of the lengths around a step that is its usual length."""
+    """Quantile of the surrounding lengths that is a step's typical length."""
     regular: float = 0.9
-    """Share of the steps at a distance that must be long."""
+    """Fewest of the steps at multiples of the period that must be long, as a share."""
     between: float = 0.3
-    """Share of the other steps that may be long."""
+    """Most of the other steps that may be long, as a share."""
     by_chance: float = 0.01
-    """Most periods as good that long steps at random would have, of all distances and beginnings tried."""
+    """Largest expected number of equally good periods among random long steps, over all periods and phases tried."""
     farthest: int = 5000
-    """Largest distance that is tried, steps."""
+    """Longest period tried, in steps."""
     pause_s: float = 1.0
-    """Seconds beyond the usual length, from which a single step is a pause."""
+    """A single long step is a pause if its excess is at least this many seconds."""
     pause_lengths: float = 10.0
-    """Usual lengths beyond the usual length, from which it is one in any case."""
+    """It is also a pause if its excess is at least this multiple of the typical length."""
     most_pauses: int = 2
-    """Of any of these pauses. More of them recur, and must be at least both: ``pause_s`` and ``pause_lengths``."""
+    """Most pauses that need to meet only one of ``pause_s`` and ``pause_lengths``; if there are more, each must meet both."""
     rare: float = 0.02
-    """Share of the steps that may be such pauses."""
+    """Largest share of the steps that may be such pauses."""
     level: float = 0.05
-    """Part of the length by which a level must change, in a series of all blocks. Of fewer, the part is larger, by the square root: the
-    noise of neighbouring steps is often alike."""
+    """Smallest relative level change in a series of ``blocks`` blocks. With n blocks it is larger by sqrt(blocks / n): the noise of
+    neighbouring steps is often correlated."""
     blocks: int = 160
-    """Into which the series is cut at most to look for changes: medians of neighbouring steps."""
+    """Most blocks into which the series is divided to find changes. A block is the median of neighbouring steps."""
     fewest_in_block: int = 5
-    """Steps of a block: the median of fewer still scatters much."""
+    """Steps of a block: the median of fewer is noisy."""
     level_scatters: float = 3.0
-    """Times the scatter of the blocks around their levels by which a level must change."""
+    """A level change is at least this multiple of the scatter of the blocks around their levels."""
     fewest_blocks: int = 4
-    """Of one level."""
+    """Fewest blocks of one level."""
     as_slow: float = 0.25
-    """Part of a change by which a further level must lie above the faster one to belong to its slower side."""
+    """A further level belongs to the slower side if it exceeds the faster level by at least this share of the change."""
     most_changes: int = 4
-    """Levels that alternate more often are scatter."""
+    """Most level changes searched for; more frequent alternation is noise."""
     z_score: float = 4.0
-    """Standard deviations of Kendall's statistic beyond which a series rises."""
+    """A series rises if Kendall's statistic exceeds this many standard deviations."""
 
 
 _TUNING = Tuning()
 _LEAST_S = 1e-9
-"""A shorter length has no logarithm that says anything."""
-_WHOLE_PER_SHORTER = 1.6
-"""Of normal lengths: their scatter around the usual length, of those shorter than it / the scatter of these among themselves."""
+"""Lower limit of a length before its logarithm is taken."""
+_QUANTILE_SCATTER_RATIO = 1.6
+"""For normal lengths and the 30 % quantile: scatter of the shorter steps around the quantile / their scatter around their own median."""
 _NORMAL_PER_DIFFERENCE = 0.886
-"""Standard deviation of normal values / mean absolute difference of two: sqrt(pi) / 2."""
+"""For normal values: standard deviation / mean absolute difference of two = sqrt(pi) / 2."""
 
 
 def step_patterns(numbers: Ints, lengths_s: Array, counted: Mask) -> list[StepPattern]:
-    """The patterns of a run, of each kind one at most. ``numbers`` [N] of its steps, increasing; ``lengths_s`` [N] their lengths in
-    seconds; ``counted`` [N] which steps to use: without warm-up, and without steps that a profiler or a suspension disturbed."""
+    """The patterns of a run, at most one of each kind. ``numbers`` [N]: increasing step numbers; ``lengths_s`` [N]: their lengths in
+    seconds; ``counted`` [N]: steps to use, without warm-up and steps disturbed by a profiler or a suspension."""
     numbers, lengths = numbers[counted], lengths_s[counted]
     if len(numbers) < _TUNING.fewest:
         return []
@@ -160,7 +160,7 @@ def step_patterns(numbers: Ints, lengths_s: Array, counted: Mask) -> list[StepPa
 
 
 def usual_lengths(lengths: Array) -> Array:
-    """[N] the running 30 % quantile of the lengths, seconds: a level that stays with the shorter steps where every second one is long."""
+    """[N] running 30 % quantile of the lengths, seconds. Even if every second step is long, it follows the shorter ones."""
     half = min(_TUNING.window // 2, len(lengths) - 1)
     windows = sliding_window_view(np.pad(lengths, half, mode="reflect"), 2 * half + 1)
     place = int(_TUNING.usual * (2 * half + 1))
@@ -169,8 +169,8 @@ def usual_lengths(lengths: Array) -> Array:
 
 
 def without_run_ahead(numbers: Ints, lengths_s: Array) -> Array:
-    """[N] lengths by the clock of a host that issues work ahead of its device: short steps, and a longer one in which it waits for the
-    device, such as where a loss is logged. That time is the device's in all of these steps, so of a period it is spread over them."""
+    """[N] lengths without the effect of a host that issues work ahead of its device. Such a host's steps are short, except those in which
+    it waits for the device, for example to log a loss. The excess of these periodic steps is spread over the steps of the period."""
     if len(numbers) < _TUNING.fewest:
         return lengths_s
     usual = usual_lengths(lengths_s)
@@ -180,7 +180,7 @@ def without_run_ahead(numbers: Ints, lengths_s: Array) -> Array:
         return lengths_s
     spread = lengths_s.copy()
     places = np.searchsorted(numbers, period.steps)
-    # A pause in one of these steps is not the device's.
+    # Pauses in these steps are not device time, so the part beyond this limit is not spread.
     most_s = _TUNING.pause_lengths * float(np.median(extra[places]))
     for place in places.tolist():
         first = max(place - period.every + 1, 0)
@@ -191,25 +191,25 @@ def without_run_ahead(numbers: Ints, lengths_s: Array) -> Array:
 
 
 def long_steps(lengths: Array, usual: Array) -> Mask:
-    """[N] which steps are clearly longer than the usual ones around them."""
+    """[N] which steps are clearly longer than the typical length around them."""
     extra = lengths - usual
     result: Mask = extra > np.maximum(_TUNING.scatters * _scatter(extra), _TUNING.share * usual)
     return result
 
 
 def _scatter(extra: Array) -> float:
-    """Scatter of the steps, from those shorter than usual only, so that long ones do not count. Where these are alike, it is theirs: of
-    lengths that alternate the usual one may lie in between."""
+    """Scatter of the steps, from the steps shorter than typical, so that long ones do not count. If these are close together, their own
+    scatter is used: with alternating lengths the typical length may lie between the two."""
     shorter = extra[extra < 0]
     if not len(shorter):
         return 0.0
-    among_them = scatter_of(shorter - np.median(shorter))
-    return min(float(scatter_of(shorter)), _WHOLE_PER_SHORTER * float(among_them))
+    own_scatter = scatter_of(shorter - np.median(shorter))
+    return min(float(scatter_of(shorter)), _QUANTILE_SCATTER_RATIO * float(own_scatter))
 
 
 def _costliest_period(numbers: Ints, is_long: Mask, extra: Array, usual: Array) -> StepPattern | None:
-    """The period that takes most time, of the long steps and of those among them that are far longer: where lengths scatter widely,
-    many steps are long, and only the longest of them have a period."""
+    """The period that costs the most time, among the long steps and among the far longer ones: if lengths scatter widely, many steps
+    are long, and only the longest have a period."""
     masks = [is_long & (extra >= lengths * usual) for lengths in _TUNING.beyond_lengths]
     sizes = [int(mask.sum()) for mask in masks]
     found = [
@@ -221,8 +221,7 @@ def _costliest_period(numbers: Ints, is_long: Mask, extra: Array, usual: Array) 
 
 
 def _period(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
-    """The long steps at the smallest distance at which nearly all steps are long, and few are in between: throughout the run, or from
-    one of them on to another one."""
+    """The shortest period at which nearly all steps are long and few others are, over the whole run or a part of it."""
     at = numbers[is_long]
     if len(at) < _TUNING.slots:
         return None
@@ -230,17 +229,17 @@ def _period(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
     for every in range(2, min(span // _TUNING.slots, _TUNING.farthest) + 1):
         counts = np.bincount(at % every, minlength=every)
         phase = int(counts.argmax())
-        if not _may_be_period(int(counts[phase]), every, len(at), len(numbers)):
+        if not _is_period_candidate(int(counts[phase]), every, len(at), len(numbers)):
             continue
         slots = np.flatnonzero(numbers % every == phase)
-        first, last = _stretch(is_long[slots], extra[slots])
+        first, last = _densest_part(is_long[slots], extra[slots])
         part = slice(slots[first], slots[last] + 1) if (first, last) != (0, len(slots) - 1) else slice(None)
         in_phase = np.zeros(len(numbers), bool)
         in_phase[slots[first : last + 1]] = True
-        beginnings = 1.0 if part == slice(None) else len(slots) ** 2 / 2
-        if _is_period(every, in_phase[part], is_long[part], extra[part], beginnings):
+        parts_tried = 1.0 if part == slice(None) else len(slots) ** 2 / 2
+        if _is_period(every, in_phase[part], is_long[part], extra[part], parts_tried):
             steps = in_phase & is_long
-            # One or two far longer ones are pauses besides.
+            # One or two far longer steps are pauses, not part of the period.
             far = steps & (extra >= _TUNING.pause_lengths * np.median(extra[steps]))
             regular = steps & ~far if far.sum() <= _TUNING.most_pauses else steps
             return StepPattern(
@@ -254,9 +253,9 @@ def _period(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
     return None
 
 
-def _may_be_period(count: int, every: int, long: int, steps: int) -> bool:
-    """Whether ``count`` of the ``long`` steps at one of the beginnings of this distance are nearly all that there can be, or more than
-    by chance (the bound of the Poisson distribution)."""
+def _is_period_candidate(count: int, every: int, long: int, steps: int) -> bool:
+    """Quick test whether ``count`` of the ``long`` steps at one phase of the period are nearly all possible ones, or more than random
+    (Poisson tail bound)."""
     if count < _TUNING.slots:
         return False
     if count >= _TUNING.regular * (steps // every) and long - count <= _TUNING.between * steps:
@@ -265,9 +264,9 @@ def _may_be_period(count: int, every: int, long: int, steps: int) -> bool:
     return count > expected and count * math.log(count / expected) - count + expected >= math.log(every) + 3.0
 
 
-def _stretch(hits: Mask, extra: Array) -> tuple[int, int]:
-    """The first and the last of the slots [M] among which enough are ``hits``: all where they are, else those with most hits beyond.
-    Slots at either end that are far shorter than the others do not belong to it."""
+def _densest_part(hits: Mask, extra: Array) -> tuple[int, int]:
+    """First and last of the slots [M] of the part with enough ``hits``: all slots, or else the part with the largest surplus of hits.
+    Slots at either end with less than half the median excess of the hits are cut off."""
     first, last = 0, len(hits) - 1
     if hits.mean() < _TUNING.regular:
         gained = np.cumsum(np.where(hits, 1.0 - _TUNING.regular, -_TUNING.regular))
@@ -281,20 +280,20 @@ def _stretch(hits: Mask, extra: Array) -> tuple[int, int]:
     return int(as_long[0]), int(as_long[-1])
 
 
-def _is_period(every: int, in_phase: Mask, is_long: Mask, extra: Array, beginnings: float) -> bool:
-    """Whether nearly all steps ``in_phase`` are long and few others, among [M] consecutive steps that were chosen of so many."""
+def _is_period(every: int, in_phase: Mask, is_long: Mask, extra: Array, parts_tried: float) -> bool:
+    """Whether nearly all steps ``in_phase`` and few others are long, among [M] consecutive steps; ``parts_tried``: how many were tried."""
     steps, chances = in_phase & is_long, int(in_phase.sum())
     hits = int(steps.sum())
     return (
         hits >= max(_TUNING.slots, _TUNING.regular * chances)
         and int(is_long.sum()) - hits <= _TUNING.between * (len(extra) - chances)
-        and beginnings * _by_chance(every, steps, in_phase, extra) <= _TUNING.by_chance
+        and parts_tried * _expected_random_periods(every, steps, in_phase, extra) <= _TUNING.by_chance
     )
 
 
-def _by_chance(every: int, steps: Mask, in_phase: Mask, extra: Array) -> float:
-    """How many periods of at most this distance and with as many of their ``steps`` long are expected, if as many steps as elsewhere are
-    at random at least half as long as those (Chernoff's bound of the binomial distribution)."""
+def _expected_random_periods(every: int, steps: Mask, in_phase: Mask, extra: Array) -> float:
+    """Expected number of periods, up to this length, with as many long ``steps`` if long steps were random (Chernoff bound of the
+    binomial distribution). Long here: at least half the median excess of ``steps``; the rate is that of the other steps."""
     as_long = extra >= 0.5 * np.median(extra[steps])
     chances, others = int(in_phase.sum()), int((~in_phase).sum())
     rate = (int((as_long & ~in_phase).sum()) + 1) / (others + 2)
@@ -322,29 +321,29 @@ def _are_pauses(extra: Array, usual: Array) -> Mask:
 
 
 def pause_steps(lengths: Array, usual: Array) -> Mask:
-    """[N] which steps are far longer than the usual ones around them, however many there are."""
+    """[N] which steps are pauses, however many there are."""
     return long_steps(lengths, usual) & _are_pauses(lengths - usual, usual)
 
 
 def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
-    """Changes of the level, or its growth: whichever describes the series better, by the Bayesian information criterion with absolute
-    deviations (Laplace errors): N log(mean deviation) + parameters x log N."""
+    """Level changes or growth, whichever fits the series better by the Bayesian information criterion with Laplace errors:
+    N log(mean absolute deviation) + parameters x log N."""
     per_block = max(_TUNING.fewest_in_block, -(-len(lengths) // _TUNING.blocks))
     count = len(lengths) // per_block
     if count < 2 * _TUNING.fewest_blocks:
         return []
     blocks = np.median(lengths[: count * per_block].reshape(count, per_block), axis=1)
     cuts = _cuts(blocks)
-    as_stairs = _criterion(blocks - _stairs(blocks, cuts), 2 * len(cuts))
-    if _criterion(blocks - np.median(blocks), 0) <= as_stairs:
-        cuts, as_stairs = [], math.inf
+    levels_criterion = _criterion(blocks - _piecewise_medians(blocks, cuts), 2 * len(cuts))
+    if _criterion(blocks - np.median(blocks), 0) <= levels_criterion:
+        cuts, levels_criterion = [], math.inf
     place = np.arange(count, dtype=float)
     slope = trend(place, blocks, 0.9)
     line = slope.slope * place + np.median(blocks - slope.slope * place)
-    # Of a growth that accelerates, the line begins below all lengths.
+    # If the growth accelerates, the line starts below all lengths.
     first, last = max(float(line[0]), float(blocks.min())), float(line[-1])
-    grows = slope.z_score >= _TUNING.z_score and last - first >= 2 * _least_part(count) * first
-    if grows and last > first and _criterion(blocks - line, 1) < as_stairs:
+    grows = slope.z_score >= _TUNING.z_score and last - first >= 2 * _min_level_change(count) * first
+    if grows and last > first and _criterion(blocks - line, 1) < levels_criterion:
         beyond_s = float((blocks - first).mean()) * len(lengths)
         return [
             StepPattern(
@@ -359,8 +358,8 @@ def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
     return _changes(numbers, lengths, exact)
 
 
-def _least_part(blocks: int) -> float:
-    """Part of the length by which a level must change, in a series of so many blocks."""
+def _min_level_change(blocks: int) -> float:
+    """Smallest relative level change in a series of this many blocks."""
     return _TUNING.level * math.sqrt(max(_TUNING.blocks / blocks, 1.0))
 
 
@@ -370,39 +369,39 @@ def _criterion(deviations: Array, parameters: int) -> float:
 
 
 def _cuts(blocks: Array) -> list[int]:
-    """Places of the blocks at which the level changes, in order."""
+    """Indices of the blocks at which the level changes, in order."""
     cuts: list[int] = []
     for _ in range(_TUNING.most_changes):
         edges = [0, *cuts, len(blocks)]
-        offers = [
+        candidates = [
             (gain, start + place)
             for start, stop in pairwise(edges)
             if stop - start >= 2 * _TUNING.fewest_blocks
             for place, gain in [best_split(blocks[start:stop], _TUNING.fewest_blocks)]
         ]
-        if not offers:
+        if not candidates:
             break
-        more = sorted([*cuts, max(offers)[1]])
-        if not all(_is_change(blocks, more, place) for place in range(len(more))):
+        candidate_cuts = sorted([*cuts, max(candidates)[1]])
+        if not all(_is_change(blocks, candidate_cuts, place) for place in range(len(candidate_cuts))):
             break
-        cuts = more
+        cuts = candidate_cuts
     return cuts
 
 
 def _is_change(blocks: Array, cuts: Sequence[int], place: int) -> bool:
     edges = [0, *cuts, len(blocks)]
     before, after = (np.median(blocks[a:b]) for a, b in list(pairwise(edges))[place : place + 2])
-    # Where blocks have one of two values, most may lie on the level: then only the differences of neighbours show the scatter.
+    # If blocks have one of two values, most may lie on the level: then only the differences of neighbours show the scatter.
     spread = max(
-        float(scatter_of(blocks - _stairs(blocks, cuts))),
+        float(scatter_of(blocks - _piecewise_medians(blocks, cuts))),
         _NORMAL_PER_DIFFERENCE * float(np.abs(np.diff(blocks)).mean()),
     )
-    least = max(_least_part(len(blocks)) * before, _TUNING.level_scatters * spread)
+    least = max(_min_level_change(len(blocks)) * before, _TUNING.level_scatters * spread)
     return bool(abs(after - before) >= least and after != before)
 
 
-def _stairs(blocks: Array, cuts: Sequence[int]) -> Array:
-    """[N] the median of each block's part."""
+def _piecewise_medians(blocks: Array, cuts: Sequence[int]) -> Array:
+    """[N] the median of the part in which each block lies."""
     levels = [
         np.full(stop - start, np.median(blocks[start:stop]))
         for start, stop in pairwise([0, *cuts, len(blocks)])
@@ -411,20 +410,20 @@ def _stairs(blocks: Array, cuts: Sequence[int]) -> Array:
 
 
 def _exact_cut(lengths: Array, near: int, within: int) -> int:
-    """The place of a change that was found among blocks, among the steps ``within`` on either side of it."""
+    """Position of a change in steps, within ``within`` steps of the block boundary ``near``."""
     start, stop = max(near - within, 0), min(near + within, len(lengths))
     around = np.log(np.maximum(lengths[start:stop], _LEAST_S))
     return start + best_split(around, 1)[0] if stop - start >= 2 else near
 
 
 def _changes(numbers: Ints, lengths: Array, cuts: Sequence[int]) -> list[StepPattern]:
-    """The largest change. Its slower side reaches over all further levels that lie above the faster one by a quarter of the change, such
-    as those of a machine that becomes busier; the steps of that side that do not count (warm-up, profiler) were as long."""
+    """The largest change. Its slower side includes all further levels above the faster one by a quarter of the change, for example those
+    of a machine that becomes busier. Uncounted steps on that side (warm-up, profiler) are assumed to be as long as the counted ones."""
     if not cuts:
         return []
     edges = [0, *cuts, len(lengths)]
     levels = [float(np.median(lengths[a:b])) for a, b in pairwise(edges)]
-    # Steps of a damaged log may have no length.
+    # Steps of a damaged log may have length zero.
     place = int(np.abs(np.diff(np.log(np.maximum(levels, _LEAST_S)))).argmax()) + 1
     before, after = levels[place - 1], levels[place]
     fast = min(before, after)
@@ -436,7 +435,7 @@ def _changes(numbers: Ints, lengths: Array, cuts: Sequence[int]) -> list[StepPat
         first -= 1
     start, stop = edges[first], edges[last + 1]
     slow = float(np.median(lengths[start:stop]))
-    # By the levels: a pause behind the change is none of it.
+    # From the levels, so that a pause after the change does not count.
     beyond_s = sum((levels[n] - fast) * (edges[n + 1] - edges[n]) for n in range(first, last + 1))
     steps = int(numbers[stop - 1]) - (int(numbers[start]) if start else 0) + 1
     return [

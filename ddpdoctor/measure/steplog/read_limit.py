@@ -1,7 +1,7 @@
-"""Which steps of a long run are read: the first, the newest, and blocks of consecutive steps in between.
+"""Limits how many steps of a long run are read: the first, the newest, and blocks of consecutive steps in between.
 
 A decoded step takes about seven times its line's size in memory, so a week of short steps on many ranks does not fit. The
-limit is set before anything is decoded, from the step numbers alone. It is the same for all ranks, since the graph of a run
+limit is computed from the step numbers, before any line is decoded. It is the same for all ranks, because the graph of a run
 needs steps that were read on all of them.
 """
 
@@ -18,37 +18,37 @@ from ddpdoctor.rundir.compaction import BLOCK_STEPS, STEP_LINE, Ranges, thinned_
 from .records import MOST_NUMBER
 
 MOST_STEPS = 60_000
-"""Step records read of one rank."""
+"""Steps read per rank."""
 MOST_BYTES = 192 << 20
-"""Lines of steps read of a whole run, which take 1.3 GB once they are decoded: 60,000 steps of 400 bytes on 8 ranks."""
+"""Bytes of step lines read per run: 60,000 steps of 400 bytes on 8 ranks; decoded, they take 1.3 GB."""
 FEWEST_STEPS = 256
-"""Read of each rank, however many ranks there are."""
+"""Steps read per rank in any case, even with many ranks."""
 MOST_SAMPLES = 2_000_000
-"""Stack samples read of a whole run, 150 bytes each."""
+"""Stack samples read per run; each takes 150 bytes."""
 _LEAST_BYTES = 4 << 20
-"""Lines of steps of one rank that may be decoded in any case."""
+"""Bytes of step lines that may be decoded per rank in any case."""
 _LEAST_LINE_BYTES = 60
-"""Of a step of which only the times are on disk."""
+"""Smallest size of a step line, one of which only the times are on disk."""
 _FEWEST_BLOCKS = 16
-"""Each sixteenth of a run then has one."""
+"""Fewest blocks between the first and the newest steps."""
 _LEAST_BLOCK_STEPS = 64
-"""Consecutive steps that are read together, so that periodic patterns stay visible. Fewer than :data:`BLOCK_STEPS` where few
-steps are read in all; these are then the first of the block."""
+"""Fewest consecutive steps of a block, so that periodic patterns stay visible. Blocks are shorter than :data:`BLOCK_STEPS` if
+few steps are read; then the first steps of each block are read."""
 
 
 class ReadLimit(msgspec.Struct, frozen=True):
-    """What is read of each rank of a run."""
+    """Limits on the records read of each rank of a run."""
 
     numbers: Ranges | None = None
-    """Numbers of the steps; None: all."""
+    """Numbers of the steps to read; None: all."""
     left_out: int = 0
-    """Steps that any rank recorded and that are not read, including those thinned out on disk."""
+    """Recorded steps that are not read, including those thinned out on disk."""
     most_bytes: int = MOST_BYTES
-    """Most bytes of step lines decoded of one rank."""
+    """Bytes of step lines decoded per rank."""
     most_samples: int = MOST_SAMPLES
 
     def includes(self, number: int) -> bool:
-        """Whether the step of this number is read."""
+        """Whether the step with this number is read."""
         return self.numbers is None or contains(self.numbers, number)
 
 
@@ -66,14 +66,16 @@ def read_limit_of(records: Sequence[RankRecord]) -> ReadLimit:
     shared: Ranges | None = None
     most = steps = size = 0
     for record in records:
-        own, own_size = _numbers(record)
+        own, own_size = _step_numbers(record)
         most, steps, size = max(most, size_of(own)), steps + size_of(own), size + own_size
-        present, shared = union([present, own]), own if shared is None else _common(shared, own)
+        present, shared = union([present, own]), own if shared is None else _intersection(shared, own)
     if is_small and most <= MOST_STEPS:
         return whole
     affordable = min(MOST_STEPS, MOST_BYTES // ranks * steps // max(size, 1))
     chosen = (
-        present if most <= affordable else _spread(present, shared or present, max(affordable, FEWEST_STEPS))
+        present
+        if most <= affordable
+        else _evenly_spread(present, shared or present, max(affordable, FEWEST_STEPS))
     )
     recorded = size_of(union([present, *thinned]))
     return ReadLimit(
@@ -81,7 +83,7 @@ def read_limit_of(records: Sequence[RankRecord]) -> ReadLimit:
     )
 
 
-def _numbers(record: RankRecord) -> tuple[Ranges, int]:
+def _step_numbers(record: RankRecord) -> tuple[Ranges, int]:
     """Step numbers in a rank's log, and the bytes of their lines."""
     numbers: Ranges = []
     first, last, size = 0, -2, 0
@@ -103,29 +105,29 @@ def _numbers(record: RankRecord) -> tuple[Ranges, int]:
 
 
 def size_of(ranges: Ranges) -> int:
-    """How many numbers there are."""
+    """Count of the numbers in ``ranges``."""
     return sum(last - first + 1 for first, last in ranges)
 
 
 def contains(ranges: Ranges, number: int) -> bool:
-    """Whether one of ``ranges`` holds ``number``."""
+    """Whether ``number`` is in one of the ``ranges``."""
     place = bisect_right(ranges, (number, MOST_NUMBER + 1)) - 1
     return place >= 0 and number <= ranges[place][1]
 
 
-def _spread(present: Ranges, shared: Ranges, most: int) -> Ranges:
+def _evenly_spread(present: Ranges, shared: Ranges, most: int) -> Ranges:
     """About ``most`` of the numbers: the first eighth, the newest quarter, and evenly spaced blocks between them.
 
-    The blocks are of steps that all ranks have, as ranks may have thinned out different steps.
+    Blocks consist of steps that all ranks have, because ranks may have thinned out different steps.
     """
     first, newest = most // 8, most // 4
-    begin, end = _at(present, first), _at(present, size_of(present) - newest)
+    begin, end = _number_at(present, first), _number_at(present, size_of(present) - newest)
     room = most - first - newest
-    # The numbers in a file may lie far apart: blocks are counted where there are steps, never along the numbers.
+    # Step numbers may have large gaps: count only blocks that contain steps.
     blocks = sorted(
         {
             place
-            for low, high in _common(shared, [(begin, end - 1)])
+            for low, high in _intersection(shared, [(begin, end - 1)])
             for place in range(low // BLOCK_STEPS, high // BLOCK_STEPS + 1)
         }
     )
@@ -134,11 +136,11 @@ def _spread(present: Ranges, shared: Ranges, most: int) -> Ranges:
     count = min(count, max(1, room // block))
     chosen = {blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count)}
     middle = [(place * BLOCK_STEPS, place * BLOCK_STEPS + block - 1) for place in chosen]
-    return _common(present, union([[(0, begin - 1), (end, MOST_NUMBER)], middle]))
+    return _intersection(present, union([[(0, begin - 1), (end, MOST_NUMBER)], middle]))
 
 
-def _at(present: Ranges, position: int) -> int:
-    """The number at ``position``, counted from the lowest; the last number + 1 beyond the end."""
+def _number_at(present: Ranges, position: int) -> int:
+    """The number at index ``position`` in increasing order; the last number + 1 if there are fewer."""
     before = 0
     for first, last in present:
         if position <= before + last - first:
@@ -147,8 +149,7 @@ def _at(present: Ranges, position: int) -> int:
     return present[-1][1] + 1
 
 
-def _common(one: Ranges, other: Ranges) -> Ranges:
-    """Numbers that are in both."""
+def _intersection(one: Ranges, other: Ranges) -> Ranges:
     common: Ranges = []
     i = j = 0
     while i < len(one) and j < len(other):

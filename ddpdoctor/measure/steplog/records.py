@@ -1,7 +1,7 @@
-"""The lines of steps.jsonl, samples.jsonl and workers.jsonl, checked while they are decoded: types, ranges, lengths, finiteness.
+"""Schemas of the lines of steps.jsonl, samples.jsonl and workers.jsonl, and :class:`Step`.
 
-A run directory is untrusted input: a line with a number that no rank can have recorded is a broken line. Also defines :class:`Step`, as
-recorded or moved to another clock.
+Types, ranges, lengths and finiteness are checked during decoding. A run directory is untrusted input: a line with an impossible number
+is a broken line.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir import EventField, EventKind, LineField, WorkerField, renamed
 
 MOST_NUMBER = 2**53
-"""Of a step, and of any count: the largest that a float64 represents exactly."""
+"""Largest step number or count: a float64 represents all integers up to it exactly."""
 _MOST_NS = 2**62
-"""Of epoch times, the year 2116: sums with durations stay in 64 bits."""
+"""Largest epoch time, in the year 2116: sums with durations stay within 64 bits."""
 _MOST_DURATION_NS = 2**53
-"""104 days."""
+"""Longest duration: 104 days."""
 _MOST_TEXT = 4096
-"""Characters of a name or a path: Linux takes no longer one."""
+"""Characters of a name or path: Linux's PATH_MAX."""
 MOST_CALLERS = 32
-"""Most callers of a line that are read: the hook records fewer."""
+"""Callers read per source line; the hook records fewer."""
 _MOST_ENTRIES = 1 << 16
-"""Of a list in one line; the hook keeps far fewer events of a step."""
+"""Entries of a list in one line; the hook keeps far fewer events per step."""
 
 _ALWAYS_RECORDED = (EventKind.SAVE, EventKind.LOAD, EventKind.MORE)
-"""Kinds of events that are recorded in all steps, and the count of those beyond the most of a step."""
+"""Kinds of events recorded in every step. MORE is the number of events that were dropped because the step had too many."""
 
 Number = Annotated[int, Meta(ge=0, le=MOST_NUMBER)]
 Epoch = Annotated[int, Meta(ge=0, le=_MOST_NS)]
@@ -42,7 +42,7 @@ _Sample = Annotated[list[Offset], Meta(min_length=2, max_length=3)]
 
 
 class Reduction(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
-    """What one DDP module did in a backward pass; ``ready_ns`` counts from when its forward had ended."""
+    """One DDP module's part of a backward pass. ``ready_ns`` are ns after the end of the module's forward."""
 
     module: Id
     synced: bool = False
@@ -50,15 +50,15 @@ class Reduction(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField
     forward_end_ns: Offset | None = None
 
     @property
-    def counts(self) -> bool:
+    def has_known_module(self) -> bool:
         """Whether gradients of a known module were reduced."""
         return self.synced and self.module >= 0
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
-    """Something that happened in a step, see :class:`ddpdoctor.rundir.EventKind` and ``EventField``.
+    """An event of a step, see :class:`ddpdoctor.rundir.EventKind` and ``EventField``.
 
-    Its times are ns after the start of its step, as on disk, so that they stay valid where a step is moved to another clock
+    Times are ns after the start of its step, as on disk, so they stay valid when the step is moved to another clock
     (:meth:`.Step.start_of`). A missing number is -1.
     """
 
@@ -85,8 +85,8 @@ class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
     source: Id | None = None
     destination: Id | None = None
 
-    def later(self, by_ns: int) -> Event:
-        """The same event of a step that begins so much later."""
+    def rebased(self, by_ns: int) -> Event:
+        """The event relative to a step start that is ``by_ns`` later."""
         return msgspec.structs.replace(
             self,
             start_ns=self.start_ns - by_ns,
@@ -99,12 +99,12 @@ class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
 
     @property
     def end_ns(self) -> int:
-        """Its end, ns after the start of its step."""
+        """End, ns after the start of its step."""
         return self.start_ns + self.duration_ns
 
     @property
     def gives_batch(self) -> bool:
-        """Whether a loader gave a batch, and was not at its end."""
+        """Whether it is a batch from a loader, not the end of the loader."""
         return self.kind == EventKind.DATA and not self.exhausted
 
     @property
@@ -113,12 +113,12 @@ class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
         own: tuple[Reduction, ...] = ()
         if self.synced and self.module >= 0:
             own = (Reduction(self.module, True, self.ready_ns, self.forward_end_ns),)
-        return (*own, *(each for each in self.also if each.counts)) if self.also else own
+        return (*own, *(each for each in self.also if each.has_known_module)) if self.also else own
 
     @property
     def gradients_ready_ns(self) -> int:
-        """When the last gradient of this backward pass was ready by the reducer's times, but no later than the end of the pass; ns
-        after the start of its step."""
+        """When the last gradient of this backward pass was ready according to the reducer, at most the end of the pass; ns after the
+        start of its step."""
         ready = [
             (each.forward_end_ns if each.forward_end_ns is not None else self.start_ns) + max(each.ready_ns)
             for each in self.reductions
@@ -132,7 +132,7 @@ def _minus(value: int | None, by: int) -> int | None:
 
 
 class LogRecord(msgspec.Struct, rename=renamed(LineField)):
-    """A line of steps.jsonl or samples.jsonl of any kind, see :class:`ddpdoctor.rundir.LineField`."""
+    """Any line of steps.jsonl or samples.jsonl, see :class:`ddpdoctor.rundir.LineField`."""
 
     step: Number | None = None
     time_ns: Annotated[list[Epoch], Meta(max_length=2)] | Epoch | None = None
@@ -160,11 +160,11 @@ class LogRecord(msgspec.Struct, rename=renamed(LineField)):
 
 
 EVALUATED = "evaluated"
-"""Mark that the reader adds to a step: all models of the job were in evaluation mode."""
+"""Mark that the reader adds to a step in which all models of the job were in evaluation mode."""
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """One step of one rank. Its own times are epoch ns, those of its events ns after its start."""
+    """One step of one rank. Its times are epoch ns; those of its events are ns after its start."""
 
     number: int
     start_ns: int
@@ -174,64 +174,63 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     run_delay_ns: int | None
     cpu_ns: int | None
     moved_ns: int = 0
-    """How far it was moved from the host's wall clock, see :mod:`ddpdoctor.measure.align`."""
+    """Offset from the host's wall clock, see :mod:`ddpdoctor.measure.align`."""
 
     @property
     def length_ns(self) -> int:
-        """From its start to its end."""
+        """End minus start."""
         return self.end_ns - self.start_ns
 
     @property
     def in_full(self) -> bool:
-        """Whether all its events were recorded. Of most steps of a long job only the times and checkpoints are kept, which do not show
-        whether or how often anything else happens."""
+        """Whether all its events were recorded. For most steps of a long job only times and checkpoints are kept."""
         return any(event.kind not in _ALWAYS_RECORDED for event in self.events)
 
     @property
     def recorded_ns(self) -> tuple[int, int]:
-        """Start and end by the wall clock of its host, which telemetry and traces read, epoch ns."""
+        """Start and end by its host's wall clock, which telemetry and traces use; epoch ns."""
         return self.start_ns - self.moved_ns, self.end_ns - self.moved_ns
 
     def start_of(self, event: Event) -> int:
-        """When one of its events began, epoch ns."""
+        """Start of one of its events, epoch ns."""
         return self.start_ns + event.start_ns
 
     def end_of(self, event: Event) -> int:
-        """When one of its events ended, epoch ns."""
+        """End of one of its events, epoch ns."""
         return self.start_ns + event.end_ns
 
     def shifted(self, by_ns: int) -> Step:
-        """The same step on a clock that is ``by_ns`` ahead."""
+        """The step on a clock that is ``by_ns`` ahead."""
         return msgspec.structs.replace(
             self, start_ns=self.start_ns + by_ns, end_ns=self.end_ns + by_ns, moved_ns=self.moved_ns + by_ns
         )
 
-    def marked(self, mark: str) -> Step:
-        """The same step with one more mark."""
+    def with_mark(self, mark: str) -> Step:
+        """The step with one more mark."""
         return msgspec.structs.replace(self, marks=(*self.marks, mark))
 
 
 class DeviceTimes(msgspec.Struct, frozen=True):
-    """When a step's work ran on its device, on that device's own clock."""
+    """CUDA event times of a step, on the device's own clock."""
 
     start_ns: int
-    """Since the first step that was timed."""
+    """ns since the first timed step."""
     marks: tuple[tuple[str, int], ...]
-    """``fwd``, ``fwd_end``, ``bwd``, ``ready`` (the rank's own gradients are done), ``bwd_end``, ``opt``, ``opt_end`` and at
-    last ``end``, each ns after ``start_ns``."""
+    """``fwd``, ``fwd_end``, ``bwd``, ``ready`` (the rank's own gradients are ready), ``bwd_end``, ``opt``, ``opt_end`` and finally
+    ``end``; ns after ``start_ns``."""
 
     @property
     def length_ns(self) -> int:
         """From the step's start to its last mark."""
         return self.marks[-1][1]
 
-    def named(self, name: str) -> list[int]:
-        """ns after ``start_ns`` of the marks of this name, in order."""
+    def marks_named(self, name: str) -> list[int]:
+        """Times of the marks with this name, in order; ns after ``start_ns``."""
         return [at for mark, at in self.marks if mark == name]
 
 
 _MOST_OF_WORKERS = 1 << 14
-"""Entries of a list in a line of workers.jsonl; the hook writes far fewer samples at a time."""
+"""Entries of a list in a line of workers.jsonl; the hook writes far fewer samples per line."""
 _Process = Annotated[int, Meta(gt=0, lt=2**31)]
 _WorkerSample = tuple[Offset, Id, Id, Annotated[int, Meta(ge=0, le=1)]]
 
@@ -241,7 +240,7 @@ class WorkerLine(
     rename=renamed(WorkerField)
     | {name: renamed(LineField)[name] for name in ("where", "file", "line", "function", "caller")},
 ):
-    """A line of workers.jsonl of any kind."""
+    """Any line of workers.jsonl."""
 
     process: _Process | None = None
     worker: Number | None = None
@@ -264,36 +263,36 @@ class WorkerLine(
 
 
 class WorkerSample(msgspec.Struct, frozen=True, gc=False):
-    """Where a worker was while it prepared a batch."""
+    """A stack sample of a data loader worker that was preparing a batch."""
 
     user: Where
-    """The user's innermost line; without any, of a library or torch."""
+    """Innermost line of the user's code; if there is none, of a library or torch."""
     innermost: Where
     asleep: bool
-    """Whether it waited, and neither computed nor was ready to."""
+    """Whether it was off-CPU and not runnable."""
     waited_ns: int
-    """For how long the sampling thread waited for the GIL, 0 below :data:`ddpdoctor.rundir.HELD_NS`."""
+    """How long the sampling thread waited for the GIL; 0 below :data:`ddpdoctor.rundir.HELD_NS`."""
     weight_ns: float
-    """The part of the time of preparing batches that it stands for."""
+    """Share of the batch preparation time that this sample represents."""
 
 
 class WorkerLog(msgspec.Struct, frozen=True):
-    """What one process did as a worker, but for its first batch."""
+    """Records of one data loader worker process, without its first batch."""
 
     number: int
-    """Number of the worker in its loader."""
+    """Index of the worker in its loader."""
     workers: int
-    """Number of workers of its loader."""
+    """Number of workers of the loader."""
     loader: int | None
-    """Id of that; None where it began before the recording."""
+    """Id of the loader; None if it was created before the recording."""
     batches: int
     preparing_ns: int
-    """For how long it prepared them."""
+    """Time spent preparing batches."""
     squares_ms2: float
-    """Sum of the squares of the times of the batches, ms²."""
+    """Sum of the squared batch preparation times, ms²."""
     cpu_ns: int | None
     run_delay_ns: int | None
-    """Of that time: on a CPU, and ready to run without one; None where unknown."""
+    """CPU time and run-queue delay within ``preparing_ns``; None if unknown."""
     span_ns: int
-    """For how long it was recorded."""
+    """Length of the recording."""
     samples: tuple[WorkerSample, ...]

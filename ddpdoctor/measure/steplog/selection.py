@@ -1,4 +1,4 @@
-"""Select the steps to measure: without warm-up, evaluation, and steps that a profiler disturbed."""
+"""Selects the steps to measure: without warm-up, evaluation, and steps disturbed by a profiler."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .records import Step
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """How long the warm-up is, and when the steps inside the profiler's window are excluded."""
+    """Parameters of the warm-up and of the exclusion of profiled steps."""
 
     longest_warm_up: int = 20
-    """Steps. A job that has not settled by then is measured as it is."""
+    """Longest warm-up, in steps. A job that has not settled by then is measured as it is."""
     settled: float = 1.5
-    """Steps at the front count as warm-up while they take more than this multiple of the median (compilation, autotuning)."""
+    """The first steps count as warm-up while they take more than this multiple of the median (compilation, autotuning)."""
     enough: int = 8
-    """With at least this many undisturbed steps, the steps inside the profiler's window are excluded too."""
+    """If at least this many other steps remain, the steps inside the profiler's window are excluded."""
 
 
 TUNING = Tuning()
@@ -33,11 +33,11 @@ WARM_UP_STEPS = 3
 time."""
 
 PROFILED, OPENED = Mark.PROFILED, Mark.OPENED
-"""Marks of a step: inside our window; the window was opened in it."""
+"""Marks of a step inside ddpdoctor's profiler window, and of the step in which the window was opened."""
 AROUND_WINDOW = (OPENED, Mark.CLOSED, Mark.SAVING)
 SUSPENDED = "suspended"
-"""Mark given by :func:`ddpdoctor.measure.align.exclude_suspended`: the process was stopped in this step. As a reason for
-exclusion, the next step has it too."""
+"""Mark of a step in which the process was stopped, set by :func:`ddpdoctor.measure.align.exclude_suspended`. As a reason for
+exclusion, it also applies to the next step."""
 _DISTURBED_BY = (*AROUND_WINDOW, Mark.USER_PROFILER)
 
 _MISSING = "missing on a rank"
@@ -47,27 +47,29 @@ WARM_UP = "warm-up"
 PAUSE = "single pause"
 _IN_WINDOW = "inside the profiled window"
 _COMPARABLE = (None, PAUSE, _IN_WINDOW, _MISSING)
-"""Reasons of exclusion, None for none, that do not change the length of a step."""
+"""Reasons for exclusion that do not change the length of a step; None: not excluded."""
 
 StepsByNumber = Mapping[int, Sequence[Step]]
 """Step number → the step on each rank."""
 
 
 def select_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
-    """(numbers of the steps to measure, reason of exclusion by number of the others)."""
+    """(numbers of the steps to measure, step number → reason for exclusion of the others)."""
     everywhere = recorded_everywhere(logs)
     anywhere = {step.number for log in logs for step in log.steps}
-    # Where several reasons apply, the last one here is reported.
+    # If several reasons apply, the last one in this dict is reported.
     reasons = {
-        **_no_training(logs, everywhere),
+        **_disturbed_or_evaluating(logs, everywhere),
         **dict.fromkeys(anywhere - set(everywhere), _MISSING),
         **dict.fromkeys(_warm_up(everywhere), WARM_UP),
         **dict.fromkeys(_suspended(everywhere), SUSPENDED),
     }
-    # One or two steps so long that they would dominate an average. The time after the last synchronisation of a step belongs to the
+    # One or two steps so long that they would dominate the mean. The time after the last synchronisation of a step belongs to the
     # next cycle, so the step after a pause is excluded too.
-    lone = next((pattern.steps for pattern in patterns_of_run(logs, reasons) if not pattern.recurs), [])
-    paused = {each for number in lone for each in (number, number + 1)}
+    single_pauses = next(
+        (pattern.steps for pattern in patterns_of_run(logs, reasons) if not pattern.recurs), []
+    )
+    paused = {each for number in single_pauses for each in (number, number + 1)}
     reasons = {**dict.fromkeys(paused & set(everywhere), PAUSE), **reasons}
     candidates = set(everywhere) - set(reasons)
     profiled = {n for n in candidates if any(PROFILED in step.marks for step in everywhere[n])}
@@ -78,9 +80,9 @@ def select_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
 
 
 def lengths_of_run(logs: Sequence[RankLog]) -> tuple[Ints, Array]:
-    """Numbers [N] of all recorded steps, and their seconds [N]: from the last rank's end of the step before to the last rank's end, so
-    that a delay behind the last synchronisation, which the others meet in the next step only, counts once. Where that is unknown, the
-    length on the rank that took longest. Includes steps of which only the times were kept. On devices, see :func:`without_run_ahead`."""
+    """Numbers [N] of all recorded steps, and their lengths [N] in seconds, including steps of which only the times were kept. A length is
+    the time between the last rank's ends of two consecutive steps, so a delay after the last synchronisation counts once. If not all
+    of these ranks recorded both steps, it is the length on the slowest rank. On devices, see :func:`without_run_ahead`."""
     recorded: defaultdict[int, list[Step]] = defaultdict(list)
     for log in logs:
         for step in log.steps:
@@ -99,30 +101,30 @@ def lengths_of_run(logs: Sequence[RankLog]) -> tuple[Ints, Array]:
 
 
 def patterns_of_run(logs: Sequence[RankLog], reasons: Mapping[int, str]) -> list[StepPattern]:
-    """The patterns of a run's steps, without the excluded ones whose length says nothing of the job (``reasons``, by number)."""
+    """The patterns of a run's steps, without the excluded ones whose length is not typical of the job (``reasons``, by number)."""
     numbers, lengths_s = lengths_of_run(logs)
     return step_patterns(numbers, lengths_s, comparable_steps(numbers, reasons))
 
 
 def comparable_steps(numbers: Ints, reasons: Mapping[int, str]) -> Mask:
-    """[N] which steps have a length that says something of the job: neither warm-up, nor evaluation, nor disturbed from outside."""
+    """[N] which steps have a length typical of the job: no warm-up, no evaluation, no outside disturbance."""
     return np.array([reasons.get(number) in _COMPARABLE for number in numbers.tolist()], bool)
 
 
 def recorded_everywhere(logs: Sequence[RankLog]) -> dict[int, list[Step]]:
-    """Step number → the step on each rank, of steps that all ranks recorded, in order."""
+    """Step number → the step on each rank, for the steps that all ranks recorded, in order."""
     ranks = [{step.number: step for step in log.steps} for log in logs]
     numbers = sorted(set.intersection(*(set(steps) for steps in ranks))) if ranks else []
     return {number: [steps[number] for steps in ranks] for number in numbers}
 
 
 def longest_ns(steps: Sequence[Step]) -> int:
-    """Length of a step, ns: that of the rank that took longest."""
+    """Length of a step on the slowest rank, ns."""
     return max(step.length_ns for step in steps)
 
 
-def _no_training(logs: Sequence[RankLog], everywhere: StepsByNumber) -> dict[int, str]:
-    """Steps that a profiler disturbed, the steps after these, and steps in which the job evaluates."""
+def _disturbed_or_evaluating(logs: Sequence[RankLog], everywhere: StepsByNumber) -> dict[int, str]:
+    """Reasons for steps disturbed by a profiler, the steps after these, and steps with evaluation."""
     reasons: dict[int, str] = {}
     evaluating = evaluated(logs)
     for number, steps in everywhere.items():
@@ -144,7 +146,7 @@ def _warm_up(everywhere: StepsByNumber) -> list[int]:
     """Numbers of the first steps, until their lengths have settled."""
     order = list(everywhere)
     if order == [0]:
-        return order  # of a job that died in its second step, say: nothing but start-up
+        return order  # only start-up, for example of a job that died in its second step
     if len(order) < 2:
         return []
     lengths = np.array([longest_ns(steps) for steps in everywhere.values()], float)
@@ -162,7 +164,7 @@ def disturbed(step: Step) -> bool:
 
 
 def settled_steps(logs: Sequence[RankLog]) -> StepsByNumber:
-    """Steps that all ranks recorded in full, without the warm-up and steps in which a rank was stopped."""
+    """Steps that all ranks recorded in full, without warm-up and steps in which a rank was stopped."""
     everywhere = recorded_everywhere(logs)
     excluded = _suspended(everywhere).union(_warm_up(everywhere))
     return {
@@ -173,8 +175,8 @@ def settled_steps(logs: Sequence[RankLog]) -> StepsByNumber:
 
 
 def undisturbed(logs: Sequence[RankLog]) -> list[tuple[int, list[Step]]]:
-    """(number, step on each rank) of the steps that all ranks recorded after the warm-up and that neither a profiler nor a
-    suspension disturbed."""
+    """(number, step on each rank) of the steps that all ranks recorded, without warm-up and steps disturbed by a profiler or a
+    suspension."""
     settled = dict(list(recorded_everywhere(logs).items())[WARM_UP_STEPS:])
     stopped = _suspended(settled)
     return [
@@ -185,5 +187,5 @@ def undisturbed(logs: Sequence[RankLog]) -> list[tuple[int, list[Step]]]:
 
 
 def evaluated(logs: Sequence[RankLog]) -> set[int]:
-    """Numbers of the steps in which some rank evaluates."""
+    """Numbers of the steps in which any rank evaluates."""
     return set().union(*(log.evaluated for log in logs))

@@ -1,4 +1,4 @@
-"""Synchronisation points of one rank's step log, when it arrives at each, and when each ends; and those of all ranks, matched by keys."""
+"""Synchronisation points of one rank's step log, with arrival and end, and the matching of all ranks' points by key."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ddpdoctor.rundir import EventKind
 from .records import Event, Reduction, Step
 
 Key = tuple[str, str, int]
-"""Kind, group or module, and number: the step's times ``_MOST_IN_STEP`` plus the point's in it."""
+"""Kind, group or module, and number: step number * ``_MOST_IN_STEP`` + index of the point within the step."""
 _MOST_IN_STEP = 1 << 20
-"""More than the recorded events of a step, so that numbers of two steps never collide."""
+"""More than the events recorded in a step, so numbers of two steps never collide."""
 
 POINT_TO_POINT = (
     "send",
@@ -28,21 +28,26 @@ POINT_TO_POINT = (
     "send_object_list",
     "recv_object_list",
 )
-_OF_SHARDS = ("all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single")
-"""Calls with which FSDP and DeepSpeed gather parameters and scatter gradients, by both of torch's names."""
+_SHARD_CALLS = (
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "reduce_scatter_tensor",
+    "reduce_scatter_single",
+)
+"""Calls with which FSDP and DeepSpeed gather parameters and scatter gradients, under both of torch's names."""
 _CALLS = frozenset((EventKind.COLLECTIVE, EventKind.BARRIER))
 ROOTED = ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list")
 
 
 class SyncPoint(msgspec.Struct, frozen=True, gc=False):
-    """One rank's part in one synchronisation."""
+    """One rank's part in a synchronisation."""
 
     key: Key
     kind: SyncKind
     name: str
     step: int
     arrival_ns: int
-    """Epoch ns, as the end."""
+    """``arrival_ns`` and ``end_ns`` are epoch ns."""
     end_ns: int
     micro: int = 0
     update: int = 0
@@ -54,17 +59,17 @@ class SyncPoint(msgspec.Struct, frozen=True, gc=False):
 
 
 def has_ddp(steps: Sequence[Step], info: Mapping[str, Any]) -> bool:
-    """Whether DDP reduces the gradients, by rank.json (``info``) or, where that is lost, by the recorded backward passes."""
+    """Whether DDP reduces the gradients, according to rank.json (``info``) or, if that is lost, the recorded backward passes."""
     if info.get("ddp") or "rank" in info:
         return bool(info.get("ddp"))
     return any(event.reductions for step in steps for event in step.events)
 
 
 class _Job(msgspec.Struct, frozen=True):
-    """Properties of the job that decide what a rank's synchronisations are."""
+    """Properties of the job that determine the kinds and sizes of a rank's synchronisations."""
 
     module_bytes: Mapping[int, float]
-    """Size of the gradients of each DDP module, by its id."""
+    """Gradient size of each DDP module, by its id."""
     has_ddp: bool
     sharded: bool
 
@@ -75,42 +80,42 @@ class _Job(msgspec.Struct, frozen=True):
             module.get("id", place): float(module.get("parameters_bytes") or 0)
             for place, module in enumerate(modules)
         }
-        # deepspeed is also imported by libraries that only could use it.
+        # Some libraries import deepspeed without using it.
         return cls(
             sizes, has_ddp(steps, info), bool(info.get("fsdp") or (info.get("deepspeed") and not modules))
         )
 
     def gradient_bytes(self, reductions: Sequence[Reduction]) -> float | None:
-        """Sum over the modules reduced in a backward pass; None where unknown."""
+        """Sum over the modules reduced in a backward pass; None if unknown."""
         return sum(self.module_bytes.get(each.module, 0.0) for each in reductions) or None
 
 
-_Seen = Counter[tuple[str, str]]
-"""Points of each kind and group so far in a step. Counts start at 0 in each step: ranks may record different steps in full, so that
-counts over the whole run would differ."""
+_PointCounts = Counter[tuple[str, str]]
+"""Number of points per kind and group so far in a step. It restarts in each step, because ranks may record different steps in full,
+and counts over the whole run would differ."""
 
 
-def _key(step: Step, seen: _Seen, kind: str, group: str) -> Key:
-    """The key of the step's next point of this kind and group."""
-    seen[kind, group] += 1
-    return kind, group, step.number * _MOST_IN_STEP + seen[kind, group] - 1
+def _key(step: Step, counts: _PointCounts, kind: str, group: str) -> Key:
+    """Key of the step's next point of this kind and group."""
+    counts[kind, group] += 1
+    return kind, group, step.number * _MOST_IN_STEP + counts[kind, group] - 1
 
 
 def sync_points_of(steps: Sequence[Step], info: Mapping[str, Any]) -> list[SyncPoint]:
-    """All synchronisation points of one rank, in order of arrival; ``info`` is what rank.json says."""
+    """All synchronisation points of one rank, in order of arrival. ``info``: content of rank.json."""
     job = _Job.of(steps, info)
     points: list[SyncPoint] = []
     for step in steps:
-        seen: _Seen = Counter()
-        points += _of_backwards(step, seen, job)
-        points += _of_calls(step, seen, job)
-        points += _of_buffers(step, seen)
+        counts: _PointCounts = Counter()
+        points += _gradient_points(step, counts, job)
+        points += _collective_points(step, counts, job)
+        points += _buffer_points(step, counts)
     points.sort(key=lambda point: point.arrival_ns)
     return points
 
 
-def _of_backwards(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
-    """DDP's reductions. The rank arrives when its last gradient is ready, not when its backward pass begins or ends."""
+def _gradient_points(step: Step, counts: _PointCounts, job: _Job) -> Iterator[SyncPoint]:
+    """DDP's gradient reductions. The rank arrives when its last gradient is ready, not when its backward pass begins or ends."""
     backwards = [event for event in step.events if event.kind == EventKind.BACKWARD]
     for micro, event in enumerate(backwards):
         reduced = event.reductions
@@ -119,7 +124,7 @@ def _of_backwards(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
         module = reduced[0].module
         updates = [other.start_ns for other in step.events if other.kind == EventKind.OPTIMIZER]
         yield SyncPoint(
-            _key(step, seen, "ddp", str(module)),
+            _key(step, counts, "ddp", str(module)),
             SyncKind.GRADIENTS,
             "DDP gradients",
             step.number,
@@ -133,8 +138,8 @@ def _of_backwards(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
         )
 
 
-def _of_calls(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
-    """Collectives called from Python. At an asynchronous one, the rank arrives where it waits for it."""
+def _collective_points(step: Step, counts: _PointCounts, job: _Job) -> Iterator[SyncPoint]:
+    """Collectives called from Python. For an asynchronous one, the arrival is the start of the wait for it."""
     if not any(event.kind in _CALLS for event in step.events):
         return
     backwards = [event for event in step.events if event.kind == EventKind.BACKWARD]
@@ -153,7 +158,7 @@ def _of_calls(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
             pending = event
             continue
         yield SyncPoint(
-            _key(step, seen, "call", call.group),
+            _key(step, counts, "call", call.group),
             _kind_of(call, wait, backwards, job, averages=since_ns <= call.start_ns <= until_ns),
             call.operation or call.kind,
             step.number,
@@ -167,24 +172,24 @@ def _of_calls(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
 
 
 def _kind_of(call: Event, wait: Event, backwards: Sequence[Event], job: _Job, *, averages: bool) -> SyncKind:
-    """Kind of a collective; ``averages``: the gradients, by its place in the step. Where parameters are sharded, the sharding library's
-    calls are ``MODEL``, not the script's collectives."""
+    """Kind of a collective. ``averages``: whether it averages gradients, judged by its place in the step. If parameters are sharded,
+    calls of the sharding library are ``MODEL`` instead of ``COLLECTIVE``."""
     if call.kind == EventKind.BARRIER:
         return SyncKind.BARRIER
     if averages:
         return SyncKind.GRADIENTS
     inside = any(event.start_ns <= wait.start_ns < event.end_ns for event in backwards)
-    if job.sharded and (call.operation in _OF_SHARDS or inside):
+    if job.sharded and (call.operation in _SHARD_CALLS or inside):
         return SyncKind.MODEL
     return SyncKind.COLLECTIVE
 
 
-def _of_buffers(step: Step, seen: _Seen) -> Iterator[SyncPoint]:
-    """DDP broadcasts its buffers from rank 0 at the start of a forward: all others wait there for rank 0."""
+def _buffer_points(step: Step, counts: _PointCounts) -> Iterator[SyncPoint]:
+    """Broadcasts of DDP's buffers from rank 0 at the start of a forward: all other ranks wait for rank 0."""
     for event in step.events:
         if event.kind == EventKind.BROADCAST:
             yield SyncPoint(
-                _key(step, seen, "buffers", str(event.module)),
+                _key(step, counts, "buffers", str(event.module)),
                 SyncKind.BROADCAST,
                 "DDP buffers",
                 step.number,
@@ -197,13 +202,13 @@ def _of_buffers(step: Step, seen: _Seen) -> Iterator[SyncPoint]:
 
 
 class MatchedSync(msgspec.Struct, frozen=True):
-    """The same synchronisation on all its ranks."""
+    """One synchronisation on all its ranks."""
 
     key: Key
     points: Mapping[int, SyncPoint]
-    """By position of the log, in rising order."""
+    """By index of the log, increasing."""
     first: SyncPoint
-    """The point of the lowest position, for fields that are the same on all ranks."""
+    """The point with the lowest index, for fields that are equal on all ranks."""
 
     @property
     def last_arrival_ns(self) -> int:
@@ -212,10 +217,9 @@ class MatchedSync(msgspec.Struct, frozen=True):
 
 
 def match_syncs(ranks: Sequence[Sequence[SyncPoint]]) -> tuple[list[MatchedSync], int]:
-    """Synchronisations with all their members, in order of last arrival, and how many points had no counterpart on another
-    rank, of the points of each of the ``ranks``.
+    """(synchronisations with all their members in order of last arrival, number of unmatched points).
 
-    The members of a group are the ranks on which any of its synchronisations was seen.
+    ``ranks``: the points of each rank. The members of a group are the ranks that recorded any of its synchronisations.
     """
     by_key: dict[Key, dict[int, SyncPoint]] = defaultdict(dict)
     members: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -225,9 +229,9 @@ def match_syncs(ranks: Sequence[Sequence[SyncPoint]]) -> tuple[list[MatchedSync]
             members[point.key[:2]].add(position)
     matched, unmatched = [], 0
     for key, points in by_key.items():
-        # A call that one rank misses shifts its sequence, and pairs different operations.
-        are_alike = len({point.name for point in points.values()}) == 1
-        if are_alike and len(points) == len(members[key[:2]]):
+        # If one rank missed a call, its sequence is shifted and different operations have the same key.
+        same_operation = len({point.name for point in points.values()}) == 1
+        if same_operation and len(points) == len(members[key[:2]]):
             matched.append(MatchedSync(key, points, next(iter(points.values()))))
         else:
             unmatched += len(points)

@@ -1,4 +1,5 @@
-"""The trainings of one process: each has a process group, and often a model, of its own, as in a sweep that trains one after the other."""
+"""Divides the steps of one process into trainings. A sweep, for example, trains several models one after the other, each with its own
+process group."""
 
 from __future__ import annotations
 
@@ -20,75 +21,76 @@ from .log import RankLog
 from .records import Step
 
 _NOT_SETTINGS = ("id", "where")
-"""What a DDP module's description says besides its settings."""
+"""Fields of a DDP module's description that are not settings."""
 
 
 class Training(msgspec.Struct, frozen=True, dict=True):
-    """One training: steps that were taken with one process group, or with several one after the other whose DDP modules are alike."""
+    """Steps taken with one process group, or with consecutive ones whose DDP modules have equal settings."""
 
     number: int
     """From 1, in order."""
     first_step: int
-    """Number that its first step has in the whole process."""
+    """Number of its first step within the whole process."""
     logs: list[RankLog]
-    """Its steps, numbered from 0, of the ranks that took any."""
+    """Logs of the ranks that took any of its steps; steps are numbered from 0."""
 
     @property
     def steps(self) -> int:
-        """How many it took."""
+        """Number of steps."""
         return max((log.steps[-1].number + 1 for log in self.logs), default=0)
 
     @property
     def length_ns(self) -> int:
-        """From its first step's beginning to its last step's end, ns."""
+        """From the start of its first step to the end of its last, ns."""
         return max((log.steps[-1].end_ns - log.steps[0].start_ns for log in self.logs), default=0)
 
     @property
     def steps_s(self) -> float:
-        """Time that its steps would take if all took the median one, seconds: without the preparation in the first step."""
+        """Number of steps times the median step, seconds; this excludes the start-up in the first step."""
         return self.steps * self.step_s
 
     @cached_property
     def step_s(self) -> float:
-        """Median step time, seconds."""
         return float(np.median([step.length_ns for log in self.logs for step in log.steps])) / 1e9
 
     @property
     def is_synchronised(self) -> bool:
-        """Whether its ranks wait for each other, as far as recorded. Its first step may begin with the end of the training before."""
+        """Whether its ranks are known to synchronise. Its first step is ignored: it may include the end of the previous training."""
         return any(point.step > 0 for log in self.logs for point in log.sync_points)
 
     @property
     def modules(self) -> list[dict[str, Any]]:
-        """What its DDP modules are, as one of its ranks describes them."""
+        """Descriptions of its DDP modules, from one of its ranks."""
         return list(self.logs[0].record.info.get("ddp") or [])
 
 
 def trainings_of(logs: Sequence[RankLog]) -> list[Training]:
-    """The trainings that the ranks took one after the other; [] if there is only one. ``logs``: with steps."""
-    firsts = _firsts(logs)
+    """The consecutive trainings of the ranks; [] if there is only one. ``logs``: must have steps."""
+    firsts = _first_steps_of_groups(logs)
     if not firsts:
         return []
     bounds = [0, *firsts]
-    # By process group, the steps of each rank.
-    groups = list(zip(*(_divided(log, firsts) for log in logs), strict=True))
-    joined: list[int] = []
+    # The steps of each rank, by process group.
+    groups = list(zip(*(_steps_by_group(log, firsts) for log in logs), strict=True))
+    training_starts: list[int] = []
     known: list[dict[str, Any]] | None = None
     for place, of_ranks in enumerate(groups):
-        own = _settings(logs, of_ranks)
-        if not joined or not (own is None or known is None or own == known):
-            joined.append(place)
+        own = _ddp_settings(logs, of_ranks)
+        if not training_starts or not (own is None or known is None or own == known):
+            training_starts.append(place)
             known = own
         known = known or own
-    if len(joined) < 2:
+    if len(training_starts) < 2:
         return []
     found = []
-    for number, (place, until) in enumerate(zip(joined, [*joined[1:], len(groups)], strict=True), 1):
+    for number, (place, until) in enumerate(
+        zip(training_starts, [*training_starts[1:], len(groups)], strict=True), 1
+    ):
         steps = [
             [step for part in of_rank for step in part] for of_rank in zip(*groups[place:until], strict=True)
         ]
         parts = [
-            _part(log, own, bounds[place], is_last=until == len(groups))
+            _training_log(log, own, bounds[place], is_last=until == len(groups))
             for log, own in zip(logs, steps, strict=True)
             if own
         ]
@@ -96,15 +98,15 @@ def trainings_of(logs: Sequence[RankLog]) -> list[Training]:
     return found
 
 
-def _divided(log: RankLog, firsts: Sequence[int]) -> list[Sequence[Step]]:
-    """The steps of a rank by process group, which begin with the ``firsts`` after the first one."""
+def _steps_by_group(log: RankLog, firsts: Sequence[int]) -> list[Sequence[Step]]:
+    """The steps of a rank by process group. ``firsts``: numbers of the first steps of all groups but the first."""
     steps = sorted(log.steps, key=lambda step: step.number)
     cuts = [0, *(bisect_left(steps, first, key=lambda step: step.number) for first in firsts), len(steps)]
     return [steps[begin:end] for begin, end in pairwise(cuts)]
 
 
-def _begun(steps: Sequence[Step], group_ends_ns: Sequence[int]) -> Sequence[Step]:
-    """The ``steps``, the first without what comes before the end of a process group in it: that belongs to the training before."""
+def _without_previous_training(steps: Sequence[Step], group_ends_ns: Sequence[int]) -> Sequence[Step]:
+    """The ``steps``; if a process group ends within the first one, without the part before that, which is of the previous training."""
     if not steps:
         return steps
     start_ns, end_ns = steps[0].recorded_ns
@@ -112,13 +114,13 @@ def _begun(steps: Sequence[Step], group_ends_ns: Sequence[int]) -> Sequence[Step
     first = replace(
         steps[0],
         start_ns=steps[0].start_ns + later_ns,
-        events=tuple(event.later(later_ns) for event in steps[0].events if event.start_ns >= later_ns),
+        events=tuple(event.rebased(later_ns) for event in steps[0].events if event.start_ns >= later_ns),
     )
     return [first, *steps[1:]] if later_ns else steps
 
 
-def _firsts(logs: Sequence[RankLog]) -> list[int]:
-    """Numbers of the first steps after a process group was destroyed; [] where the ranks disagree."""
+def _first_steps_of_groups(logs: Sequence[RankLog]) -> list[int]:
+    """Numbers of the first steps after a process group was destroyed; [] if the ranks disagree."""
     found: list[list[tuple[int, int]]] = []
     for log in logs:
         ends_ns = np.array([step.recorded_ns[1] for step in log.steps], np.int64)
@@ -128,7 +130,7 @@ def _firsts(logs: Sequence[RankLog]) -> list[int]:
     most = max(map(len, found), default=0)
     firsts = []
     for place in range(most):
-        # Ranks may lack different steps next to the boundary, and one that died has none of the later ones.
+        # Ranks may lack different steps next to the boundary, and a rank that died lacks all later ones.
         around = [of_rank[place] for of_rank in found if place < len(of_rank)]
         firsts.append(min(first for _, first in around))
         if any(last >= firsts[-1] for last, _ in around):
@@ -136,8 +138,8 @@ def _firsts(logs: Sequence[RankLog]) -> list[int]:
     return firsts
 
 
-def _modules(log: RankLog, steps: Sequence[Step]) -> list[dict[str, Any]] | None:
-    """The DDP modules used in the ``steps``; None where that is unknown, as none was recorded in full or one is not described."""
+def _used_modules(log: RankLog, steps: Sequence[Step]) -> list[dict[str, Any]] | None:
+    """The DDP modules used in the ``steps``; None if unknown: no step was recorded in full, or a module has no description."""
     if not any(step.in_full for step in steps):
         return None
     kinds = (EventKind.FORWARD, EventKind.BACKWARD)
@@ -147,12 +149,12 @@ def _modules(log: RankLog, steps: Sequence[Step]) -> list[dict[str, Any]] | None
     return [known[each] for each in sorted(used)] if used <= known.keys() else None
 
 
-def _settings(logs: Sequence[RankLog], of_ranks: Sequence[Sequence[Step]]) -> list[dict[str, Any]] | None:
-    """The settings of the DDP modules of a process group on its first rank that took any of its steps; None where they are unknown."""
+def _ddp_settings(logs: Sequence[RankLog], of_ranks: Sequence[Sequence[Step]]) -> list[dict[str, Any]] | None:
+    """Settings of the DDP modules of a process group, from the first rank that took any of its steps; None if unknown."""
     log, steps = next(
         ((log, steps) for log, steps in zip(logs, of_ranks, strict=True) if steps), (logs[0], ())
     )
-    modules = _modules(log, _begun(steps, log.group_ends_ns))
+    modules = _used_modules(log, _without_previous_training(steps, log.group_ends_ns))
     if modules is None:
         return None
     return [
@@ -160,12 +162,12 @@ def _settings(logs: Sequence[RankLog], of_ranks: Sequence[Sequence[Step]]) -> li
     ]
 
 
-def _part(log: RankLog, steps: Sequence[Step], first: int, *, is_last: bool) -> RankLog:
-    """What a rank recorded of one training, whose first step has the number ``first``."""
-    steps = _begun(steps, log.group_ends_ns)
+def _training_log(log: RankLog, steps: Sequence[Step], first: int, *, is_last: bool) -> RankLog:
+    """A rank's records of one training. ``first``: number of its first step within the whole process."""
+    steps = _without_previous_training(steps, log.group_ends_ns)
     start_ns, end_ns = steps[0].start_ns, steps[-1].end_ns
     info = {**log.record.info}
-    modules = _modules(log, steps)
+    modules = _used_modules(log, steps)
     if modules is not None:
         info["ddp"] = modules
     if first > 0:
@@ -183,8 +185,8 @@ def _part(log: RankLog, steps: Sequence[Step], first: int, *, is_last: bool) -> 
         log,
         record=with_fields(log.record, info=info),
         steps=tuple(replace(step, number=step.number - first) for step in steps),
-        samples=_between(log.samples, from_ns, until_ns),
-        burst_samples=_between(log.burst_samples, from_ns, until_ns),
+        samples=_samples_between(log.samples, from_ns, until_ns),
+        burst_samples=_samples_between(log.burst_samples, from_ns, until_ns),
         device_times={
             step.number - first: times
             for step in steps
@@ -195,6 +197,6 @@ def _part(log: RankLog, steps: Sequence[Step], first: int, *, is_last: bool) -> 
     )
 
 
-def _between(samples: Ints, from_ns: int, until_ns: int) -> Ints:
-    """The samples [S, 4] from one moment until another, epoch ns."""
+def _samples_between(samples: Ints, from_ns: int, until_ns: int) -> Ints:
+    """The samples [S, 4] in [from_ns, until_ns), epoch ns."""
     return samples[(samples[:, 0] >= from_ns) & (samples[:, 0] < until_ns)]

@@ -1,8 +1,8 @@
-"""Divide the wall time of a run, rank by rank, into parts that do not overlap and add up to it.
+"""Divides the wall time of a run, for each rank, into parts that do not overlap and add up to it.
 
-A rank's time comes from: the start and end of its launcher (the run's manifest), the time when its process group existed and the end of
-its recording (``rank.json``), and its steps, each of which begins when the one before ends. A step that is long for a known reason
-counts as an ordinary one up to the usual length; the rest is the reason's part.
+The sources are the start and end of the rank's launcher (the run's manifest), the creation of its process group and the end of
+its recording (``rank.json``), and its steps, each of which begins when the previous one ends. If a step is long for a known reason, its
+time up to the typical length counts as an ordinary step, and the excess as the part of that reason.
 """
 
 from __future__ import annotations
@@ -35,61 +35,61 @@ from ddpdoctor.measure.steplog import (
 )
 from ddpdoctor.rundir import EventKind
 
-_USUAL_UP_TO = 1.5
-"""Multiple of the usual length up to which unrecorded steps count, on average, as ordinary ones that were dropped from a long log."""
-_LONGEST_NS = 366 * 86_400 * 10**9
-"""A year: a launcher that started earlier did so by a clock that was set since."""
-_SAVING = 0.5
-"""Share of the time beyond the usual length that saving or loading must take to be its reason."""
+_MAX_USUAL_RATIO = 1.5
+"""Unrecorded steps of at most this multiple of the typical length, on average, count as ordinary steps dropped from a long log."""
+_MAX_RUN_NS = 366 * 86_400 * 10**9
+"""A year. A launcher that started earlier used a clock that was set later."""
+_MIN_CHECKPOINT_SHARE = 0.5
+"""Saving or loading is the reason for a long step if it takes at least this share of the excess over the typical length."""
 
 
 class RunPart(StrEnum):
     """A part of a rank's wall time, in the order of the run."""
 
     START = "start"
-    """From the launcher's start until the process group is there: the interpreter, imports, the rendezvous."""
+    """From the launcher's start until the process group exists: interpreter, imports, rendezvous."""
     EARLIER_ATTEMPTS = "earlier_attempts"
-    """The same of a rank that an elastic launcher restarted: what earlier attempts took, and the start of this one."""
+    """The same time for a rank that an elastic launcher restarted: earlier attempts, and the start of this one."""
     OTHER_TRAININGS = "other_trainings"
-    """Before the first step and after the last one, where the process has had other trainings there."""
+    """Before the first and after the last step, if the process had other trainings then."""
     PREPARATION = "preparation"
-    """Until the first batch is requested, or the first forward pass: the model, DDP's constructor, the dataset, a restored checkpoint."""
+    """Until the first batch is requested or the first forward pass begins: model, DDP's constructor, dataset, restored checkpoint."""
     FIRST_BATCH = "first_batch"
-    """The wait for the first batch."""
+    """Wait for the first batch."""
     WARM_UP = "warm_up"
-    """Extra time of the first steps, until their lengths are stable: compilation, autotuning, caches."""
+    """Excess time of the first steps, until their lengths are stable: compilation, autotuning, caches."""
     STEPS = "steps"
-    """Ordinary steps, and the usual length of all other steps."""
+    """Ordinary steps, and the typical length of all other steps."""
     SOME_STEPS = "some_steps"
-    """Extra time of every n-th step."""
+    """Excess time of every n-th step."""
     EPOCHS = "epochs"
-    """Extra time of steps in which a pass over a loader begins or ends."""
+    """Excess time of steps in which a pass over a loader begins or ends."""
     EVALUATION = "evaluation"
-    """Extra time of steps in which the job evaluates."""
+    """Excess time of steps in which the job evaluates."""
     CHECKPOINTS = "checkpoints"
-    """Extra time of steps in which a rank saves or loads a checkpoint."""
+    """Excess time of steps in which a rank saves or loads a checkpoint."""
     PAUSES = "pauses"
-    """Extra time of single steps that are far longer, for none of the other reasons."""
+    """Excess time of single, far longer steps without any other reason."""
     SUSPENDED = "suspended"
-    """Extra time of steps in which the rank was suspended from outside."""
+    """Excess time of steps in which the rank was suspended from outside."""
     PROFILER = "profiler"
-    """Extra time of steps in which a profiler was opened, closed or saved: ddpdoctor's own or the job's."""
+    """Excess time of steps in which a profiler, ddpdoctor's or the job's, was opened, closed or saved."""
     LATER_ATTEMPTS = "later_attempts"
-    """From the last step's end to the launcher's end, if other attempts follow the measured one."""
+    """From the end of the last step to the launcher's end, if other attempts follow the measured one."""
     END = "end"
-    """From the last step's end until the process group was destroyed, or the recording ended with the process."""
+    """From the end of the last step until the process group was destroyed or the recording ended."""
     TEARDOWN = "teardown"
     """From there to the launcher's end."""
     UNKNOWN = "unknown"
-    """Gaps in which steps were not recorded, also before a rank's first recorded step and, if others have later ones, after its last."""
+    """Steps not recorded, including those before a rank's first recorded step and, if other ranks have later ones, after its last."""
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """The launcher of a host, by that host's clock."""
+    """Start and end of a host's launcher, epoch ns by that host's clock."""
 
     started_ns: int
     ended_ns: int | None
-    """None where it was not recorded."""
+    """None if it was not recorded."""
 
 
 class RankAccount(msgspec.Struct, frozen=True):
@@ -110,24 +110,24 @@ class RunAccount(msgspec.Struct, frozen=True):
 
     ranks: list[RankAccount]
     parts_s: dict[RunPart, float]
-    """Seconds of each part: the mean over the ranks."""
+    """Seconds by part, mean over the ranks."""
     steps: int
-    """Number of steps of the job, as far as known."""
+    """Number of the job's steps, as far as known."""
     goodput: float
-    """Share of the wall time that the job's steps would take if each were a usual one, the median of the ordinary ones (0 to 1); no more
-    than the ordinary and the unrecorded steps took."""
+    """Share (0 to 1) of the wall time that the job's steps would take at the median length of ordinary steps, limited to the time of
+    the ordinary and the unrecorded steps."""
     patterns: list[StepPattern]
     reasons: Mapping[int, RunPart]
-    """By number of a step, the part to which its time beyond the usual length belongs."""
+    """Step number → part that gets its excess over the typical length."""
     recorded_s: Mapping[int, Mapping[RunPart, float]]
-    """By number of a step, seconds recorded as checkpoints and as the start of a pass over a main loader, on the rank on which they are
-    longest. In a step that evaluates, they belong to these parts, and the rest to the evaluation."""
+    """Step number → seconds recorded as checkpoints and as the start of a pass over a main loader, on the slowest rank. In a step with
+    evaluation, these parts are subtracted from the evaluation."""
     is_whole: bool
-    """Whether the start and the end of every rank's launcher are known, and agree with its steps."""
+    """Whether start and end of every rank's launcher are known and consistent with its steps."""
 
     @property
     def wall_s(self) -> float:
-        """Seconds: the mean over the ranks."""
+        """Seconds, mean over the ranks."""
         return sum(self.parts_s.values())
 
 
@@ -139,10 +139,10 @@ def run_account(
     is_first: bool = True,
     is_last: bool = True,
 ) -> RunAccount | None:
-    """The account of a run; None without a step. ``why``: the reason of exclusion by step number, as :func:`select_steps` gives it.
-    ``launches`` by host name: where one is missing, or ended before the steps or started after them, the time before the process group
-    and after the recording is unknown, and not included. Of steps with the same number the last one of a log counts.
-    ``is_first``, ``is_last``: no other attempt came before the one of these logs, or follows it."""
+    """The account of a run; None without a step. ``why``: reason for exclusion by step number, from :func:`select_steps`. ``launches``: by
+    host name; without a consistent one, the time before the process group and after the recording is unknown and not included.
+    If a log has several steps with the same number, the last one counts. ``is_first``, ``is_last``: whether no other attempt came
+    before that of these logs, or follows it."""
     logs = [
         replace(log, steps=tuple(sorted(by_number.values(), key=lambda step: step.number)))
         for log in logs
@@ -153,18 +153,18 @@ def run_account(
     numbers, lengths_s = lengths_of_run(logs)
     counted = comparable_steps(numbers, why)
     patterns = step_patterns(numbers, lengths_s, counted)
-    usual = _usual(numbers, lengths_s, counted)
+    usual = _usual_lengths(numbers, lengths_s, counted)
     usual_each_s = np.array([usual[number] for number in numbers.tolist()])
     is_long = long_steps(lengths_s, usual_each_s)
-    beyond_s = dict(zip(numbers[is_long].tolist(), (lengths_s - usual_each_s)[is_long].tolist(), strict=True))
+    excess_s = dict(zip(numbers[is_long].tolist(), (lengths_s - usual_each_s)[is_long].tolist(), strict=True))
     recorded_s = _recorded_s(logs)
-    reasons = _reasons(logs, why, patterns, beyond_s, recorded_s)
+    reasons = _reasons(logs, why, patterns, excess_s, recorded_s)
     for number in numbers[pause_steps(lengths_s, usual_each_s)].tolist():
         reasons.setdefault(number, RunPart.PAUSES)
     known = [_launch_of(log, launches) for log in logs]
     last = max((log.steps[-1] for log in logs), key=lambda step: (step.number, step.end_ns))
     ranks = [
-        _of_rank(log, launch, reasons, usual, recorded_s, last, is_first=is_first, is_last=is_last)
+        _rank_account(log, launch, reasons, usual, recorded_s, last, is_first=is_first, is_last=is_last)
         for log, launch in zip(logs, known, strict=True)
     ]
     parts = {part: sum(rank.parts_s.get(part, 0.0) for rank in ranks) / len(ranks) for part in RunPart}
@@ -195,8 +195,8 @@ _PART_OF_REASON = {
 }
 
 
-def _usual(numbers: Ints, lengths_s: Array, counted: Mask) -> dict[int, float]:
-    """By number, the usual length of the steps around it, seconds."""
+def _usual_lengths(numbers: Ints, lengths_s: Array, counted: Mask) -> dict[int, float]:
+    """Step number → typical length of the surrounding steps, seconds."""
     known = usual_lengths(lengths_s[counted]) if counted.any() else np.array([float(np.median(lengths_s))])
     at = numbers[counted] if counted.any() else numbers[:1]
     places = np.clip(np.searchsorted(at, numbers), 0, len(at) - 1)
@@ -232,16 +232,16 @@ def _reasons(
     logs: Sequence[RankLog],
     why: Mapping[int, str],
     patterns: Sequence[StepPattern],
-    beyond_s: Mapping[int, float],
+    excess_s: Mapping[int, float],
     recorded_s: Mapping[int, Mapping[RunPart, float]],
 ) -> dict[int, RunPart]:
-    """By number, the part to which a step's time beyond the usual length belongs; the first reason here counts. ``beyond_s``: seconds
-    beyond the usual length of clearly longer steps: what happens in a step of usual length explains nothing."""
+    """Step number → part that gets its excess over the typical length; the first matching reason counts. ``excess_s``: excess of the
+    clearly longer steps, seconds; steps of typical length need no reason."""
     reasons = {number: _PART_OF_REASON[reason] for number, reason in why.items() if reason in _PART_OF_REASON}
     for number, of_step in recorded_s.items():
-        if of_step.get(RunPart.CHECKPOINTS, 0.0) >= _SAVING * beyond_s.get(number, math.inf):
+        if of_step.get(RunPart.CHECKPOINTS, 0.0) >= _MIN_CHECKPOINT_SHARE * excess_s.get(number, math.inf):
             reasons.setdefault(number, RunPart.CHECKPOINTS)
-    for number in _epochs(logs, beyond_s):
+    for number in _epoch_steps(logs, excess_s):
         reasons.setdefault(number, RunPart.EPOCHS)
     for pattern in patterns:
         part_of = {PatternKind.EVERY_NTH: RunPart.SOME_STEPS, PatternKind.ONCE: RunPart.PAUSES}
@@ -250,27 +250,27 @@ def _reasons(
     return reasons
 
 
-def _epochs(logs: Sequence[RankLog], beyond_s: Mapping[int, float]) -> Iterator[int]:
-    """Longer steps in which a pass over a loader begins or ends."""
+def _epoch_steps(logs: Sequence[RankLog], excess_s: Mapping[int, float]) -> Iterator[int]:
+    """Numbers of longer steps in which a pass over a loader begins or ends."""
     for log in logs:
         for step in log.steps[1:]:
-            if step.number in beyond_s and any(
+            if step.number in excess_s and any(
                 event.kind == EventKind.ITERATION or event.exhausted for event in step.events
             ):
                 yield step.number
 
 
 def _launch_of(log: RankLog, launches: Mapping[str, Launch]) -> Launch | None:
-    """The launcher of a rank; None where its times cannot be those of this rank's steps."""
+    """The launcher of a rank; None if its times are inconsistent with this rank's steps."""
     launch = launches.get(log.host)
     if launch is None:
         return None
     first, last = log.steps[0].recorded_ns, log.steps[-1].recorded_ns
-    starts = first[0] - _LONGEST_NS <= launch.started_ns <= first[1]
+    starts = first[0] - _MAX_RUN_NS <= launch.started_ns <= first[1]
     return launch if starts and (launch.ended_ns is None or launch.ended_ns >= last[0]) else None
 
 
-def _of_rank(
+def _rank_account(
     log: RankLog,
     launch: Launch | None,
     reasons: Mapping[int, RunPart],
@@ -281,7 +281,7 @@ def _of_rank(
     is_first: bool,
     is_last: bool,
 ) -> RankAccount:
-    """The account of a rank; ``last`` is the last step of all ranks, on the clock of the log."""
+    """The account of a rank. ``last``: the last step of all ranks, on the clock of the log."""
     parts = dict.fromkeys(RunPart, 0.0)
     ended_ns = log.record.info.get("ended_ns")
     first_ns, last_ns = log.steps[0].recorded_ns[0], log.steps[-1].recorded_ns[1]
@@ -289,11 +289,11 @@ def _of_rank(
     parts[RunPart.UNKNOWN] = (before_ns + after_ns) / 1e9
     first_ns, last_ns = first_ns - before_ns, last_ns + after_ns
     if launch is not None:
-        # A launcher does not count the restarts that another host's ranks cause, but the rank has another recording.
+        # The launcher's restart count omits restarts caused by another host's ranks, but then the rank has another recording.
         is_restarted = not is_first or log.record.attempt or log.record.repeat
-        began = RunPart.EARLIER_ATTEMPTS if is_restarted else RunPart.START
-        began = RunPart.OTHER_TRAININGS if log.follows_training else began
-        parts[began] = (first_ns - launch.started_ns) / 1e9
+        start_part = RunPart.EARLIER_ATTEMPTS if is_restarted else RunPart.START
+        start_part = RunPart.OTHER_TRAININGS if log.follows_training else start_part
+        parts[start_part] = (first_ns - launch.started_ns) / 1e9
         own_end_ns = max(ended_ns if isinstance(ended_ns, int) else 0, last_ns)
         if (later_ns := log.later_trainings_end_ns) is not None and launch.ended_ns is not None:
             later_ns = min(max(later_ns, own_end_ns), launch.ended_ns)
@@ -312,12 +312,12 @@ def _of_rank(
         if before is not None and step.number > before.number + 1:
             between_s = max(step.start_ns - before.end_ns, 0) / 1e9
             as_usual_s = (step.number - before.number - 1) * usual_s.get(step.number, 0.0)
-            known = between_s <= _USUAL_UP_TO * as_usual_s
+            known = between_s <= _MAX_USUAL_RATIO * as_usual_s
             parts[RunPart.STEPS if known else RunPart.UNKNOWN] += between_s
         step_usual_s = usual_s.get(step.number, 0.0)
         reason = reasons.get(step.number)
-        if reason is None and step.length_ns / 1e9 > _USUAL_UP_TO * step_usual_s:
-            # Of a delay behind the last synchronisation of the step before, others wait in this one.
+        if reason is None and step.length_ns / 1e9 > _MAX_USUAL_RATIO * step_usual_s:
+            # Other ranks wait in this step for a delay after the last synchronisation of the previous step.
             reason = reasons.get(step.number - 1)
         _add_step(parts, step, reason, step_usual_s, recorded_s.get(step.number, {}))
         before = step
@@ -346,26 +346,26 @@ def _add_step(
     usual_s: float,
     recorded_s: Mapping[RunPart, float],
 ) -> None:
-    """Divide the time of a step among the parts."""
+    """Divides the time of a step among the parts."""
     length_s = step.length_ns / 1e9
     if step.number == 0:
-        prepared_s, batch_s = prepared(step)
+        prepared_s, batch_s = preparation_times(step)
         parts[RunPart.PREPARATION] += prepared_s
         parts[RunPart.FIRST_BATCH] += batch_s
         length_s -= prepared_s + batch_s
     ordinary_s = length_s if reason is None else min(length_s, usual_s)
     parts[RunPart.STEPS] += ordinary_s
     if reason is not None:
-        beyond_s = length_s - ordinary_s
+        excess_s = length_s - ordinary_s
         for part, seconds in recorded_s.items() if reason is RunPart.EVALUATION else ():
-            parts[part] += min(seconds, beyond_s)
-            beyond_s -= min(seconds, beyond_s)
-        parts[reason] += beyond_s
+            parts[part] += min(seconds, excess_s)
+            excess_s -= min(seconds, excess_s)
+        parts[reason] += excess_s
 
 
-def prepared(step: Step) -> tuple[float, float]:
-    """(Seconds of the first step until the first batch is requested, or else until the first forward pass; seconds of the wait for the
-    batch.)"""
+def preparation_times(step: Step) -> tuple[float, float]:
+    """(seconds of the first step until the first batch is requested, or else until the first forward pass; seconds of the wait for the
+    batch)."""
     requests = [
         event
         for event in step.events
@@ -374,7 +374,7 @@ def prepared(step: Step) -> tuple[float, float]:
     if not requests:
         return 0.0, 0.0
     first = min(requests, key=lambda event: event.start_ns)
-    # A recording may be anyone's: what it says lies within the step.
+    # The recording is untrusted input: limit times to the step.
     prepared_ns = min(max(first.start_ns, 0), step.length_ns)
     if first.kind == EventKind.FORWARD:
         return prepared_ns / 1e9, 0.0

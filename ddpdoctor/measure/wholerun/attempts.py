@@ -1,4 +1,4 @@
-"""The attempts of a run that was restarted, and what the restarts cost; the trainings of a run that takes several in the same processes."""
+"""The attempts of a restarted run with the cost of the restarts, and the trainings of a run with several in the same processes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ddpdoctor.rundir import EventKind
 
 
 class AttemptRecord(msgspec.Struct, frozen=True):
-    """What was recorded of one attempt; times are epoch ns."""
+    """Records of one attempt; times are epoch ns."""
 
     logs: Sequence[RankLog]
-    """Of some of its ranks at least."""
+    """Logs of at least some of its ranks."""
     started_ns: int | None
     failed_ns: int | None
     """When its first rank failed; None if none did."""
@@ -31,11 +31,11 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     world_size: int | None = None
     is_measured: bool = False
     unrecorded: int = 0
-    """How many attempts just before it are not in the recording."""
+    """Number of attempts just before it that are not in the recording."""
 
     @property
     def steps(self) -> int:
-        """How many steps its ranks took."""
+        """Number of steps taken."""
         return max((log.steps[-1].number + 1 for log in self.logs if log.steps), default=0)
 
     @property
@@ -46,18 +46,18 @@ class AttemptRecord(msgspec.Struct, frozen=True):
 
     @property
     def first_step_ns(self) -> int | None:
-        """When the first step had ended on all of its ranks."""
+        """End of the first step on all of its ranks."""
         return max((log.steps[0].recorded_ns[1] for log in self.logs if log.steps), default=None)
 
     @property
     def saved_step(self) -> int | None:
-        """The last step in which any rank saved a checkpoint, which may be one that did not end."""
+        """The last step in which any rank saved a checkpoint; that save may be incomplete."""
         saved = [step.number for step in self._steps_with(EventKind.SAVE)]
         return max([*saved, *(log.saved for log in self.logs if log.saved is not None)], default=None)
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether a checkpoint was saved or loaded on any rank."""
+        """Whether any rank saved or loaded a checkpoint."""
         return self.saved_step is not None or any(self._steps_with(EventKind.LOAD))
 
     def _steps_with(self, kind: EventKind) -> Iterator[Step]:
@@ -67,7 +67,7 @@ class AttemptRecord(msgspec.Struct, frozen=True):
 
 
 def attempt_facts(records: Sequence[AttemptRecord], launched_ns: int | None) -> list[AttemptFacts]:
-    """The attempts as facts, in order; [] for a single one. ``launched_ns``: when the launcher started."""
+    """The attempts as facts, in order; [] if there is only one. ``launched_ns``: start of the launcher."""
     if len(records) < 2:
         return []
     return [
@@ -90,12 +90,12 @@ def attempt_facts(records: Sequence[AttemptRecord], launched_ns: int | None) -> 
 
 
 def with_first_findings(run: RunFacts, findings: Mapping[int, str]) -> RunFacts:
-    """The facts with the rule of the first finding in a diagnosis of each attempt alone, by number; "" if it has none."""
+    """The facts, each attempt with the rule of the first finding when it is diagnosed alone, by number; "" if it has none."""
     return replace(run, attempts=[replace(each, finding=findings.get(each.number)) for each in run.attempts])
 
 
 def _first_steps(records: Sequence[AttemptRecord]) -> list[int | None]:
-    """The first step of each attempt in the count of the job: it goes on from the last checkpoint, or begins at step 0 without one."""
+    """The first step of each attempt, counted over the whole job: it continues from the last checkpoint, without one from step 0."""
     if not any(record.has_checkpoints for record in records):
         return [None] * len(records)
     found: list[int | None] = []
@@ -109,7 +109,7 @@ def _first_steps(records: Sequence[AttemptRecord]) -> list[int | None]:
 
 
 def restart_facts(records: Sequence[AttemptRecord]) -> RestartFacts | None:
-    """What was lost between each attempt that failed and the next one; None if none failed."""
+    """The time lost between each failed attempt and the next one; None if none failed."""
     failed = [(old, new) for old, new in pairwise(records) if old.failed_ns is not None]
     if not failed:
         return None
@@ -146,8 +146,8 @@ def _sum(values: Sequence[float | None]) -> float | None:
 def with_trainings(
     run: RunFacts, trainings: Sequence[Training], measured: int, findings: Mapping[int, str]
 ) -> RunFacts:
-    """The facts of the ``measured`` training, by its number, with a list of all; its goodput is that of the steps of all. ``findings``:
-    the rule of the first finding in each other training that was diagnosed, by number; "" if it has none."""
+    """The facts of the ``measured`` training (a number), with a list of all trainings and the goodput of all their steps.
+    ``findings``: rule of the first finding of each other training that was diagnosed, by number; "" if it has none."""
     if not trainings:
         return run
     goodput = run.goodput

@@ -1,4 +1,4 @@
-"""The account of a run as facts."""
+"""Facts of a run from its account."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddpdoctor.measure.runfacts import RestartFacts, RunEvent, RunFacts
 from ddpdoctor.measure.sourcelines import LogSourceLines, by_line, with_heaviest
 from ddpdoctor.measure.steplog import PatternKind, RankLog
 
-from .account import Launch, RunAccount, RunPart, prepared
+from .account import Launch, RunAccount, RunPart, preparation_times
 from .attempts import AttemptRecord, attempt_facts, restart_facts
 from .events import checkpoints_of, evaluations_of, event_of
 
@@ -23,9 +23,9 @@ _FIELDS = {
     RunPart.CHECKPOINTS: "checkpoint_s",
     RunPart.UNKNOWN: "unrecorded_s",
 }
-"""The field of a part in the facts; those of the end depend on what is known of it."""
-_WAITED_S = 1.0
-"""Seconds by which the last rank calls later than the first one, from which it is named: on one host, imports differ by less."""
+"""Field of each part in the facts. END and TEARDOWN are missing: their fields are only set if the account is whole."""
+_MIN_WAIT_S = 1.0
+"""Seconds between the first and the last rank's call from which the late ranks are reported. On one host, imports differ by less."""
 
 
 def run_facts(
@@ -35,8 +35,8 @@ def run_facts(
     lines: LogSourceLines,
     attempts: Sequence[AttemptRecord] = (),
 ) -> RunFacts:
-    """The facts ``run`` of an ``account``; ``logs``, ``launches`` and ``lines`` are of the same run. The wall time is known if the
-    launchers of all ranks are. ``attempts``: all of the run, in order."""
+    """The facts ``run`` of an ``account``; ``logs``, ``launches`` and ``lines`` are of the same run. The wall time is None unless the
+    launchers of all ranks are known. ``attempts``: all of the run, in order."""
     if account is None:
         return RunFacts()
     is_whole = account.is_whole
@@ -50,8 +50,8 @@ def run_facts(
     restarts = restart_facts(attempts)
     launched_ns = min((launch.started_ns for launch in launches.values()), default=None)
     joining_s, last_ranks = _joining(logs)
-    preparation = lines_between(logs, [_preparation(log) for log in logs])
-    end = lines_between(logs, [_end(log) for log in logs])
+    preparation = lines_between(logs, [_preparation_span(log) for log in logs])
+    end = lines_between(logs, [_end_span(log) for log in logs])
     return RunFacts(
         attempts=attempt_facts(attempts, launched_ns),
         restarts=restarts,
@@ -77,7 +77,7 @@ def run_facts(
 
 
 def _goodput(account: RunAccount, attempts: Sequence[AttemptRecord], restarts: RestartFacts | None) -> float:
-    """The share of the wall time that the steps of all attempts would take, without those that were repeated."""
+    """Share of the wall time that the steps of all attempts would take at the typical length, without repeated steps."""
     if len(attempts) < 2 or not account.steps:
         return account.goodput
     repeated = restarts.repeated_steps if restarts is not None else None
@@ -86,8 +86,8 @@ def _goodput(account: RunAccount, attempts: Sequence[AttemptRecord], restarts: R
 
 
 def _joining(logs: Sequence[RankLog]) -> tuple[float | None, list[int] | None]:
-    """(Seconds from the first rank's call of init_process_group until the group exists; the ranks that called it last, if the first had
-    to wait for them.) Each rank's time is a difference on its own clock."""
+    """(seconds from the first rank's call of init_process_group until the group exists; ranks that called it last, if the first had
+    to wait for them). Each rank's time is a difference on its own clock."""
     waits_s: dict[int, float] = {}
     for log in logs:
         joining_ns = log.record.info.get("joining_ns")
@@ -96,23 +96,23 @@ def _joining(logs: Sequence[RankLog]) -> tuple[float | None, list[int] | None]:
         waits_s[log.rank] = max(log.steps[0].recorded_ns[0] - joining_ns, 0) / 1e9
     longest_s = max(waits_s.values(), default=0.0)
     shortest_s = min(waits_s.values(), default=0.0)
-    if longest_s - shortest_s < _WAITED_S:
+    if longest_s - shortest_s < _MIN_WAIT_S:
         return longest_s, None
     middle_s = (longest_s + shortest_s) / 2
     last = [rank for rank, wait_s in waits_s.items() if wait_s < middle_s]
     return longest_s, last if 2 * len(last) <= len(waits_s) else None
 
 
-def _preparation(log: RankLog) -> Span | None:
-    """From the process group until the first batch is there."""
+def _preparation_span(log: RankLog) -> Span | None:
+    """From the creation of the process group to the first batch."""
     first = log.steps[0] if log.steps else None
     if first is None or first.number != 0:
         return None
-    return first.start_ns, first.start_ns + round(1e9 * sum(prepared(first)))
+    return first.start_ns, first.start_ns + round(1e9 * sum(preparation_times(first)))
 
 
-def _end(log: RankLog) -> Span | None:
-    """From the last step's end until the recording ended, or the last sample."""
+def _end_span(log: RankLog) -> Span | None:
+    """From the end of the last step to the end of the recording, or the last sample."""
     if not log.steps or not len(log.samples):
         return None
     last, ended_ns = log.steps[-1], log.record.info.get("ended_ns")
@@ -122,58 +122,58 @@ def _end(log: RankLog) -> Span | None:
 
 
 _REACH_NS = 1_000_000_000
-"""Longest time before and after a sample for which it stands: twice the longest wait between two samples (0.5 s)."""
+"""Longest time before and after a sample that it represents: twice the longest interval between samples (0.5 s)."""
 _LEAST_SHARE = 0.1
-"""Share of the sampled time from which a line is named."""
+"""Share of the sampled time from which a line is reported."""
 _FEWEST_SAMPLES = 3
-"""Samples of a named line on one rank, at least: fewer may be chance."""
-_ALIKE = 0.5
-"""Share of the longest time at a line from which a rank counts as being there too."""
+"""Fewest samples of a reported line on one rank; fewer may be random."""
+_MIN_SHARE_OF_LONGEST = 0.5
+"""A rank counts as being at a line if its time there is at least this share of the longest."""
 _MOST_LINES = 3
-"""Lines that are named at most."""
+"""Most lines reported."""
 _WAITS = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "<ddpdoctor, like importlib")
-"""Parts of the paths of files in which a rank waits for others: collectives, stores, and DDP's constructor, which compares shapes. The
-last one is the hook's wrapper of calls: the only one of them that is not Python code with a line of its own waits for a collective."""
+"""Parts of the paths of files in which a rank waits for others: collectives, stores, DDP's constructor (which compares shapes), and
+the hook's wrapper of calls, which appears in stacks only during a collective."""
 
 Span = tuple[int, int]
-"""Begin and end, epoch ns, by the clock of the log's steps and samples."""
+"""Begin and end, epoch ns, on the clock of the log's steps and samples."""
 
 
-class Outside(msgspec.Struct, frozen=True):
-    """Lines of a time without steps, from stack samples.
+class LinesOutsideSteps(msgspec.Struct, frozen=True):
+    """Source lines of a time without steps, from stack samples.
 
-    Samples are taken less often after the first 30 s, so each counts with the time around it. Of a line, the rank counts that spends most
-    time at it: if one rank reads a file while the others wait for it in a collective, the line that reads is named, not the wait.
+    The sampling rate drops after the first 30 s, so each sample is weighted by the time around it. A line's share is that of the rank that
+    spends the most time there: if one rank reads a file while the others wait for it, the line that reads is reported, not the wait.
     """
 
     where: list[Where] = []
-    """The lines at which a rank is longest, each with its share of the sampled time of that rank."""
+    """The lines, each with its largest share of a rank's sampled time."""
     ranks: list[int] | None = None
-    """The ranks that are at the first of them for long; None: all of them, or unknown."""
+    """The ranks at the first line for long; None: all, or unknown."""
 
 
-class _Times(msgspec.Struct, frozen=True):
+class _SampledTimes(msgspec.Struct, frozen=True):
     """Sampled time of one rank."""
 
     seconds: Mapping[Stack, float]
     """By call path, without waits for other ranks."""
     samples: Mapping[Stack, int]
     total_s: float
-    """With these waits."""
+    """Including these waits."""
 
 
-def lines_between(logs: Sequence[RankLog], spans: Sequence[Span | None]) -> Outside:
-    """The lines of the ranks between two moments of each; None: nothing is known of that rank."""
+def lines_between(logs: Sequence[RankLog], spans: Sequence[Span | None]) -> LinesOutsideSteps:
+    """The lines of the ranks within their ``spans``; None: not known for that rank."""
     pairs = [(log, span) for log, span in zip(logs, spans, strict=True) if span is not None]
     for without_waits in (True, False):
-        times = {log.rank: _times(log, span, without_waits=without_waits) for log, span in pairs}
-        found = _named(times)
+        times = {log.rank: _sampled_times(log, span, without_waits=without_waits) for log, span in pairs}
+        found = _reported_lines(times)
         if found.where:
             return found
-    return Outside()
+    return LinesOutsideSteps()
 
 
-def _named(times: Mapping[int, _Times]) -> Outside:
+def _reported_lines(times: Mapping[int, _SampledTimes]) -> LinesOutsideSteps:
     seconds = {rank: by_line(of_rank.seconds) for rank, of_rank in times.items()}
     samples = {rank: by_line(of_rank.samples) for rank, of_rank in times.items()}
     share = {
@@ -184,24 +184,26 @@ def _named(times: Mapping[int, _Times]) -> Outside:
         )
         for line in dict.fromkeys(line for of_line in seconds.values() for line in of_line)
     }
-    named = [
+    reported = [
         (line, part)
         for line, (part, rank) in sorted(share.items(), key=lambda item: -item[1][0])
         if part >= _LEAST_SHARE and samples[rank][line] >= _FEWEST_SAMPLES
     ][:_MOST_LINES]
-    if not named:
-        return Outside()
+    if not reported:
+        return LinesOutsideSteps()
     of_all: defaultdict[Stack, float] = defaultdict(float)
     for of_rank in times.values():
         for stack, spent_s in of_rank.seconds.items():
             of_all[stack] += spent_s
-    first = {rank: of_line.get(named[0][0], 0.0) for rank, of_line in seconds.items()}
-    ranks = [rank for rank, spent_s in first.items() if spent_s >= _ALIKE * max(first.values())]
-    where = [Where(line.file, line.line, line.function, share=min(part, 1.0)) for line, part in named]
-    return Outside(with_heaviest(where, of_all), None if len(ranks) == len(first) else ranks)
+    first = {rank: of_line.get(reported[0][0], 0.0) for rank, of_line in seconds.items()}
+    ranks = [
+        rank for rank, spent_s in first.items() if spent_s >= _MIN_SHARE_OF_LONGEST * max(first.values())
+    ]
+    where = [Where(line.file, line.line, line.function, share=min(part, 1.0)) for line, part in reported]
+    return LinesOutsideSteps(with_heaviest(where, of_all), None if len(ranks) == len(first) else ranks)
 
 
-def _times(log: RankLog, span: Span, *, without_waits: bool) -> _Times:
+def _sampled_times(log: RankLog, span: Span, *, without_waits: bool) -> _SampledTimes:
     begin_ns, end_ns = span
     rows = log.samples[(log.samples[:, 0] >= begin_ns) & (log.samples[:, 0] < end_ns)]
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
@@ -218,4 +220,4 @@ def _times(log: RankLog, span: Span, *, without_waits: bool) -> _Times:
         if where is not None and not (is_wait and without_waits):
             seconds[where.stack] += of_sample_s
             samples[where.stack] += 1
-    return _Times(seconds, samples, max(float(spent_s.sum()), 1e-9))
+    return _SampledTimes(seconds, samples, max(float(spent_s.sum()), 1e-9))

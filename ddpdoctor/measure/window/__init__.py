@@ -1,8 +1,8 @@
 """One rank's profiler window, reduced to what the analysis needs.
 
-In: the columns of one trace (:class:`ddpdoctor.trace.RankTrace`). Out: a :class:`Window`: its steps, its collectives, and disjoint sets
-of intervals for what the device, or on a CPU the training thread, did in between. Kernels, copies, launches and annotations are
-interpreted here, once, on the trace's own clock.
+In: the columns of one trace (:class:`ddpdoctor.trace.RankTrace`). Out: a :class:`Window` with steps, collectives, and disjoint interval
+sets of the work of the device (on a CPU, of the training thread) in between. Only this package interprets kernels, copies, launches and
+annotations, on the trace's own clock.
 """
 
 from .collectives import ENGINE, ROUNDING_NS, Collectives

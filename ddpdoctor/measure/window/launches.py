@@ -8,12 +8,12 @@ from ddpdoctor.measure.numerics import Intervals, Ints, Mask, holds, union
 from ddpdoctor.trace import CUDA_CALLS, RUNTIME_CALLS, RankTrace
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Categories of what a device does."""
+"""Categories of device events."""
 
 
 def host_recorded(trace: RankTrace) -> bool:
-    """Whether the trace records what the host did between its launches: operators, Python frames, or runtime calls that launch nothing,
-    such as those that wait. Annotations only show the phase."""
+    """Return whether the trace records what the host did between its launches: operators, Python frames, or runtime calls that launch
+    nothing, such as waits. Annotations only show the phase, and do not count."""
     if trace.category_mask("cpu_op", "python_function").any():
         return True
     calls = trace.category_mask(*RUNTIME_CALLS)
@@ -22,16 +22,13 @@ def host_recorded(trace: RankTrace) -> bool:
 
 
 def event_union(trace: RankTrace, mask: Mask) -> Intervals:
-    """Union of the events in ``mask``."""
+    """Return the union of the events in ``mask``."""
     rows = np.flatnonzero(mask)
     return union(trace.start_ns[rows], trace.end_ns[rows])
 
 
 def launches(trace: RankTrace, rows: Ints) -> Ints:
-    """[M] row of the runtime call that launched each kernel, else of the operator that did (by External id).
-
-    -1 without either.
-    """
+    """Return [M] row of the runtime call that launched each device event, else of the operator that did (by External id), else -1."""
     calls = np.flatnonzero(trace.category_mask(*RUNTIME_CALLS) & (trace.correlation >= 0))
     launched = rows_with_number(calls, trace.correlation[calls], trace.correlation[rows])
     if (launched < 0).any():
@@ -42,16 +39,16 @@ def launches(trace: RankTrace, rows: Ints) -> Ints:
 
 
 def launch_pairs(trace: RankTrace, device: Mask) -> tuple[Ints, Ints]:
-    """(runtime calls, the device events in ``device`` that they launched), row by row."""
+    """Return pairs of rows: runtime calls, and the device events in ``device`` that they launched."""
     calls = np.flatnonzero(trace.category_mask(*CUDA_CALLS) & (trace.correlation >= 0))
     rows = np.flatnonzero(device & (trace.correlation >= 0))
-    # Backwards: of several calls with one number, the outer one, which begins first.
+    # Reversed, so that of several calls with one number the outer one, which begins first, is found.
     launched = rows_with_number(calls[::-1], trace.correlation[calls[::-1]], trace.correlation[rows])
     return launched[launched >= 0], rows[launched >= 0]
 
 
 def launched_inside(trace: RankTrace, marks: Mask) -> Mask:
-    """[events] whether each device event was launched, as far as recorded, during one of the marked host events."""
+    """Return [events] whether each is a device event with a known launch during one of the marked host events."""
     inside = np.zeros(trace.size, bool)
     if marks.any():
         rows = np.flatnonzero(trace.category_mask(*DEVICE))
@@ -61,7 +58,7 @@ def launched_inside(trace: RankTrace, marks: Mask) -> Mask:
 
 
 def rows_with_number(rows: Ints, numbers: Ints, wanted: Ints) -> Ints:
-    """[wanted] the last of ``rows`` that has each wanted number; -1 without one."""
+    """Return [wanted] the last of ``rows`` with each wanted number; -1 if there is none."""
     if not len(rows):
         return np.full(len(wanted), -1, np.int64)
     order = np.argsort(numbers, kind="stable")

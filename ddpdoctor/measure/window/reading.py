@@ -1,9 +1,9 @@
-"""Reduce a trace to a :class:`Window`, with the components of the rank's work outside its collectives (with a device, kernels, copies, and
-reasons for idle time; without one, the training thread's operators) and the amount of work in each step by the recorded shapes.
+"""Reduce a trace to a :class:`Window`, with the components of the rank's work outside its collectives and the amount of work in each step
+by the recorded shapes. With a device, components are kernels, copies, and reasons for idle time; without one, operators of the training
+thread.
 
-Multiplications of matrices are nearly all of a model's computation, and weights nearly all of its elements: with twice the tokens, the
-elements of all inputs grow by little, the multiplications double. So multiplications are counted where a trace shows any, else
-elements.
+The amount of work is the number of multiply-adds of matrix multiplications, else the number of input elements. Multiplications are nearly
+all of a model's computation, and double with twice the tokens; most elements are weights, so their number grows by little.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ Steps = Sequence[tuple[int, int, int]]
 
 
 def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -> Window:
-    """Reduce a trace.
+    """Reduce a trace to a window.
 
-    ``bounds``: the steps, where they are known better than by the trace's own marks; ``host``: the rank's host where the trace does not
-    state it.
+    ``bounds``: the steps, if they are known more precisely than from the trace's own marks; ``host``: the rank's host, if the trace does
+    not state it.
     """
     on_device = bool(trace.category_mask("kernel").any())
     main = main_lane(trace)
-    # NCCL-like kernels where there are any, else Gloo's annotations.
+    # From NCCL-like kernels if there are any, else from Gloo's annotations.
     kernels = np.flatnonzero(trace.category_mask("kernel") & classify.communication_kernels(trace))
     collectives = collectives_of_kernels(trace, kernels, main) if len(kernels) else collectives_of_gloo(trace)
     shows_host = not on_device or host_recorded(trace)
-    # Kineto marks where the profiler began: opening it takes milliseconds of the first step, and is no work of the job.
+    # Kineto marks when profiling began. Opening the profiler takes milliseconds of the first step, which are no work of the job.
     marks = trace.category_mask("trace")
     began = int(trace.start_ns[marks].min()) if marks.any() else 0
     steps = (
@@ -83,7 +83,7 @@ def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -
 
 
 def _span(trace: RankTrace, on_device: bool) -> tuple[int, int]:
-    """First start and last end of the device's events, or of what a CPU computes; of all events where there are none."""
+    """First start and last end of the device's events, or for a CPU of operators and annotations; of all events if there are none."""
     if not trace.size:
         return 0, 0
     relevant = trace.category_mask(*(DEVICE if on_device else ("cpu_op", "user_annotation")))
@@ -93,8 +93,7 @@ def _span(trace: RankTrace, on_device: bool) -> tuple[int, int]:
 
 
 def main_lane(trace: RankTrace) -> int:
-    """The training thread: the lane with the step marks, else with the optimizer's steps, else with most host
-    events."""
+    """Return the training thread: the lane with the step marks, else with the optimizer's steps, else with most host events."""
     for predicate in (_is_step, classify.is_optimizer_step):
         rows = trace.name_mask(predicate) & trace.category_mask("user_annotation", "cpu_op")
         if rows.any():
@@ -108,7 +107,7 @@ def _is_step(name: str) -> bool:
 
 
 def _steps(trace: RankTrace, main: int) -> list[tuple[int, int, int]]:
-    """The steps that are marked on the training thread, else from the end of one optimizer's step to the next one's."""
+    """The steps that are marked on the training thread, else from the end of one optimizer step to the end of the next."""
     on_main = trace.lane == main
     marks = np.flatnonzero(
         trace.name_mask(_is_step) & trace.category_mask("user_annotation", "cpu_op") & on_main
@@ -128,7 +127,7 @@ def _steps(trace: RankTrace, main: int) -> list[tuple[int, int, int]]:
 
 
 def _steps_on_device(trace: RankTrace) -> list[tuple[int, int, int]]:
-    """The steps by the marks on the device's streams: from the first stream's begin to the last stream's end."""
+    """The steps by the marks on the device's streams, each from its earliest begin to its latest end on any stream."""
     rows = np.flatnonzero(trace.name_mask(_is_step) & trace.category_mask("gpu_user_annotation"))
     if not len(rows):
         return []
@@ -143,16 +142,16 @@ def _steps_on_device(trace: RankTrace) -> list[tuple[int, int, int]]:
 
 
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
-"""Operators of linear layers, and of attention without its own kernel, forward and backward."""
+"""Operators of linear layers and of attention without a kernel of its own, forward and backward."""
 _MOST_DIMENSIONS = 32
-"""Largest number of dimensions whose product is a finite number; tensors have five."""
+"""Largest number of dimensions of a tensor, so that their product is a finite number. Usual tensors have at most five."""
 _ATTENTION = ("attention_forward", "attention_backward")
 """Suffixes of the names of torch's own attention kernels."""
 
 
 def work_amounts(trace: RankTrace, steps: Sequence[tuple[int, int, int]]) -> dict[int, float]:
-    """Step → multiply-adds of matrix multiplications and attention, else elements of all operators' inputs; {} without shapes. Only
-    comparable between ranks of one job."""
+    """Return step → multiply-adds of matrix multiplications and attention, else elements of all operators' inputs; {} without shapes. Only
+    comparable between ranks of the same job."""
     rows = np.flatnonzero(trace.shapes >= 0)
     if not len(rows) or not steps:
         return {}
@@ -171,8 +170,8 @@ def work_amounts(trace: RankTrace, steps: Sequence[tuple[int, int, int]]) -> dic
 
 @lru_cache(1 << 16)
 def _products(name: str, shapes: str) -> float:
-    """Multiply-adds of one operator; 0.0 for other operators, or shapes that do not fit one. The ranks of a job share nearly all of
-    these texts."""
+    """Multiply-adds of one operator; 0.0 for other operators, or for shapes that do not fit. Cached because the ranks of a job have nearly
+    all of these texts in common."""
     if name in _PRODUCTS:
         matrices = [dims for dims in _dimensions(shapes) if len(dims) in (2, 3)][-2:]
         if len(matrices) == 2 and matrices[0][-1] == matrices[1][-2]:
@@ -180,7 +179,7 @@ def _products(name: str, shapes: str) -> float:
     elif name.startswith("aten::_") and name.endswith(_ATTENTION):
         heads = [dims for dims in _dimensions(shapes) if len(dims) == 4]
         if heads:
-            # Queries by keys by the heads' size, twice; which of the middle axes are tokens depends on the kernel.
+            # Queries x keys x head size, twice. Which of the middle axes are tokens depends on the kernel.
             return 2.0 * math.prod(heads[0]) * max(heads[0][1:3])
     return 0.0
 
@@ -195,7 +194,7 @@ def _dimensions(text: str) -> list[list[int]]:
     return [
         dims
         for dims in (inputs if isinstance(inputs, list) else ())
-        # What can be the dimensions of a tensor: their product must stay a number.
+        # Only plausible dimensions of a tensor, so that their product is finite.
         if isinstance(dims, list)
         and 0 < len(dims) <= _MOST_DIMENSIONS
         and all(isinstance(d, int) and 0 <= d < 2**31 for d in dims)
@@ -205,19 +204,19 @@ def _dimensions(text: str) -> list[list[int]]:
 def device_work(
     trace: RankTrace, main: int, collectives: Collectives, span: tuple[int, int], last_step_end: int | None
 ) -> dict[str, Any]:
-    """What the device computed, copied and waited for, as fields of a :class:`Window`, on the trace's own clock; the sets overlap with
-    collectives only. ``main`` is the training thread's lane, ``span`` the window's."""
+    """Return what the device computed, copied and waited for, as fields of a :class:`Window`, on the trace's own clock. The sets only
+    overlap with collectives. ``main`` is the training thread's lane, ``span`` that of the window."""
     moving = trace.category_mask("gpu_memcpy")
     communicates = classify.communication_kernels(trace)
-    # A copy within the device, such as of a bucket into its gradients, counts as computation.
+    # A copy within the device, such as from a bucket to its gradients, counts as computation.
     within = moving & trace.name_mask(lambda name: classify.memcpy_kind(name) == "DtoD")
     computes = (trace.category_mask("kernel", "gpu_memset") | within) & ~communicates
     gaps = device_gaps(trace, computes | (moving & ~communicates), collectives.end)
-    # Work that the trace shows, and work that it lacks.
+    # Recorded work; ``filled`` also contains unrecorded work.
     kernels, communicating = event_union(trace, computes), union(collectives.start, collectives.end)
-    # A save of the rank's state stops nothing while queued work hides it.
-    saving = subtract(_frames(trace, main, classify.is_save), union_of(kernels, communicating))
-    saved = union_of(_bursts(trace, computes), saving)
+    # Saving the rank's state costs nothing while queued work hides it.
+    saving = subtract(_python_calls(trace, main, classify.is_save), union_of(kernels, communicating))
+    saved = union_of(_large_copies(trace, computes), saving)
     copies = subtract(subtract(event_union(trace, moving & ~computes), kernels), saved)
     shown = union_of(kernels, copies, communicating)
     filled = union_of(kernels, subtract(subtract(gaps.by_device, saved), copies))
@@ -231,7 +230,7 @@ def device_work(
     calls = event_union(trace, trace.category_mask(*CUDA_CALLS, "cpu_op"))
     issuing = intersect(subtract(rest, waiting), calls)
     late = subtract(rest, gaps.queued)
-    # From the device's last event to the end of the last step: the host's work there comes before its next launch.
+    # From the device's last event to the end of the last step, the device is idle because of the host.
     tail = EMPTY if last_step_end is None else union([span[1]], [last_step_end])
     busy = subtract(shown, saved)
     waits, idle_after = host_syncs_and_idle(trace, collectives, computes, busy, union_of(late, tail))
@@ -260,20 +259,20 @@ def device_work(
             Component.FORWARD: subtract(filled, union_of(optimizer, *between.values())),
         },
         "compute": kernels,
-        # A host of which nothing was recorded may also have waited for the collective.
+        # If nothing of the host was recorded, it may also have waited for the collective.
         "late_launches": intersect(gaps.for_host, communicating) if host_recorded(trace) else EMPTY,
         "waits": waits,
         "idle_after": idle_after,
         "phase_gaps": {
-            gap: union_of(launched.get(gap, EMPTY), intersect(late, host_gaps.among([gap])))
+            gap: union_of(launched.get(gap, EMPTY), intersect(late, host_gaps.of_kinds([gap])))
             for gap in host_gaps.kinds
         },
     }
 
 
 def host_work(trace: RankTrace, main: int) -> dict[str, Any]:
-    """The same for a CPU, from the training thread on lane ``main``: time of the data loader and the optimizer first, then of the
-    backward pass, then what runs between the phases; any other operator is the forward pass's."""
+    """Return the same for a CPU, from the training thread on lane ``main``. Overlapping time counts as data loader, else optimizer, else
+    backward pass; other operators are loss or outside if they run between the phases, else forward pass."""
     on_main = trace.lane == main
     data = _annotated(trace, classify.is_dataloader, main)
     optimizer = subtract(_annotated(trace, classify.is_optimizer_step, main), data)
@@ -290,36 +289,37 @@ def host_work(trace: RankTrace, main: int) -> dict[str, Any]:
         Component.FORWARD: subtract(computing, union_of(*between.values())),
         **between,
     }
-    phase_gaps = {gap: gaps.among([gap]) for gap in gaps.kinds}
+    phase_gaps = {gap: gaps.of_kinds([gap]) for gap in gaps.kinds}
     return {"sets": sets, "compute": union_of(optimizer, backward, computing), "phase_gaps": phase_gaps}
 
 
 def _annotated(trace: RankTrace, predicate: Callable[[str], bool], lane: int | None = None) -> Intervals:
-    """Union of the operators and annotations with such names, on one lane or on all."""
+    """Union of the operators and annotations whose names match ``predicate``, on one lane or on all."""
     rows = trace.category_mask("cpu_op", "user_annotation") & trace.name_mask(predicate)
     return event_union(trace, rows if lane is None else rows & (trace.lane == lane))
 
 
 _BEFORE_FORWARD = (Component.DATA, Component.OPTIMIZER)
-_USUAL_INSTEAD: dict[Gap, tuple[Gap, ...]] = {
+_GAPS_WITH_PHASE: dict[Gap, tuple[Gap, ...]] = {
     **{(before, Component.BACKWARD): ((before, Component.FORWARD),) for before in _BEFORE_FORWARD},
     (Component.FORWARD, Component.OPTIMIZER): ((Component.FORWARD, Component.BACKWARD),),
     **{
-        (Component.BACKWARD, behind): (
+        (Component.BACKWARD, after): (
             (Component.BACKWARD, Component.OPTIMIZER),
-            (Component.OPTIMIZER, behind),
+            (Component.OPTIMIZER, after),
         )
-        for behind in (Component.DATA, Component.FORWARD)
+        for after in (Component.DATA, Component.FORWARD)
     },
 }
-"""A gap in which a phase is missing → the gaps that there are where the phase is marked."""
-_SELDOM = 0.5
-"""Ratio to the usual gaps from which on a job omits the phase, such as the optimizer with accumulated micro-batches."""
+"""Gap in which a phase is missing → the gaps that occur instead if the phase is marked."""
+_OMITTED_RATIO = 0.5
+"""Ratio of gaps without the phase to gaps with it, from which on the job omits the phase, such as the optimizer with accumulated
+micro-batches. Below it, the profiler dropped the phase's events."""
 
 
 def gaps_on_host(trace: RankTrace, main: int) -> Gaps:
-    """The gaps between the phases of the training thread, on lane ``main``, and the backward passes of its engine's threads; none where
-    the trace does not mark all phases."""
+    """Return the gaps between the phases of the training thread (lane ``main``) and the backward passes of the autograd engine's threads;
+    none if the trace does not mark all phases."""
     found = gaps_between(
         {
             Component.DATA: _annotated(trace, classify.is_dataloader, main),
@@ -328,45 +328,44 @@ def gaps_on_host(trace: RankTrace, main: int) -> Gaps:
             Component.OPTIMIZER: _annotated(trace, classify.is_optimizer_step, main),
         }
     )
-    left_out = [place for place, gap in enumerate(found.kinds) if _is_within_phase(gap, found)]
-    kept = ~np.isin(found.kind, left_out)
+    within_phases = [place for place, gap in enumerate(found.kinds) if _is_within_phase(gap, found)]
+    kept = ~np.isin(found.kind, within_phases)
     starts, ends = found.times
     return Gaps((starts[kept], ends[kept]), np.asarray(found.kind[kept]), found.kinds)
 
 
 def _is_within_phase(gap: Gap, found: Gaps) -> bool:
-    """Whether the gap lies within a phase: a backward pass continues between two functions of its engine, and a phase missing in only a
-    few steps was there, since profilers drop events."""
+    """Whether the gap is part of a phase: between two functions of the engine in a backward pass, or a phase that is missing in only a few
+    steps because the profiler dropped its events."""
     if gap == (Component.BACKWARD, Component.BACKWARD):
         return True
-    usual = _USUAL_INSTEAD.get(gap)
+    usual = _GAPS_WITH_PHASE.get(gap)
     if usual is None:
         return False
     counts = np.bincount(found.kind, minlength=len(found.kinds))
     known = [counts[place] for place, other in enumerate(found.kinds) if other in usual]
-    return bool(counts[found.kinds.index(gap)] < _SELDOM * max(known, default=0))
+    return bool(counts[found.kinds.index(gap)] < _OMITTED_RATIO * max(known, default=0))
 
 
 _SAVED_BYTES = 16 << 20
-"""Least bytes of a save: other copies to the host (a loss, metrics) are bytes to kilobytes; states are copied as a whole, and then
-written."""
+"""Least bytes of a save. States are copied as a whole before they are written; other copies to the host (a loss, metrics) are small."""
 
 
 def garbage_collections(trace: RankTrace, main: int) -> Intervals:
-    """When Python's garbage collector ran on the training thread. Known in traces with stacks, where ``gc.collect`` was called, and for
-    every collection where the profiler recorded them (``record_python_gc_info``)."""
-    return _frames(trace, main, classify.is_garbage_collection)
+    """Return when Python's garbage collector ran on the training thread. Traces with stacks have calls of ``gc.collect``; all collections
+    are known if the profiler recorded them (``record_python_gc_info``)."""
+    return _python_calls(trace, main, classify.is_garbage_collection)
 
 
-def _frames(trace: RankTrace, main: int, predicate: Callable[[str], bool]) -> Intervals:
+def _python_calls(trace: RankTrace, main: int, predicate: Callable[[str], bool]) -> Intervals:
     rows = trace.category_mask("python_function")
     return (
         event_union(trace, rows & trace.name_mask(predicate) & (trace.lane == main)) if rows.any() else EMPTY
     )
 
 
-def _bursts(trace: RankTrace, computes: NDArray[np.bool_]) -> Intervals:
-    """Copies to the host of at least ``_SAVED_BYTES`` between two kernels, up to the next kernel."""
+def _large_copies(trace: RankTrace, computes: NDArray[np.bool_]) -> Intervals:
+    """Copies to the host of at least ``_SAVED_BYTES`` in total between two kernels, each up to the next kernel."""
     out = np.flatnonzero(
         trace.category_mask("gpu_memcpy") & trace.name_mask(lambda n: classify.memcpy_kind(n) == "DtoH")
     )

@@ -1,7 +1,6 @@
-"""One rank's profiler window: steps, collectives, and what device and host did when.
+"""One rank's profiler window: steps, collectives, and the work of device and host over time.
 
-Times are int64 ns on the trace's own clock; :meth:`Window.shifted` gives a window on the common one. A window is immutable: later
-stages return new ones.
+Times are int64 ns on the trace's own clock; :meth:`Window.shifted` returns a window on the common clock. Windows are immutable.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from .idle import HostSyncs
 from .launches import DEVICE, launches
 
 UNKNOWN_STEP = -1
-"""Step number outside the marked steps."""
+"""Step number of times outside the marked steps."""
 QUEUED_NS = 20_000
-"""A collective that starts within this time after the previous one was queued."""
+"""A collective was queued if it starts within this time after the end of another one."""
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -34,39 +33,39 @@ class Window(msgspec.Struct, frozen=True):
     rank: int
     host: str
     on_device: bool
-    """Whether there are device events; else the training thread's own operators are the computation."""
+    """Whether there are device events; else the operators of the training thread are the computation."""
     steps: Sequence[tuple[int, int, int]]
-    """(number, start, end) on the host, in order; [] where the trace marks none."""
+    """(number, start, end) on the host, in order; [] if the trace marks none."""
     span: tuple[int, int]
-    """First start and last end of anything that runs."""
+    """First start and last end of the device's events, or of the host's for a CPU."""
     collectives: Collectives
     sets: Mapping[str, Intervals] = msgspec.field(default_factory=dict)
     """Disjoint interval sets per component of work."""
     compute: Intervals = EMPTY
     """All computation, for overlap."""
     late_launches: Intervals = EMPTY
-    """During a collective: no computation, because the host launched it late. A rank that waits in a collective loses there what others
-    lose before it."""
+    """Time during collectives without computation because the host launched it late. A rank that waits in a collective has this idle time
+    there, other ranks have it before the collective."""
     shows_host: bool = True
-    """Whether the trace records what the host did. Otherwise it is unknown why the device idles."""
+    """Whether the trace records what the host did. Otherwise it is unknown why the device is idle."""
     waits: HostSyncs = HostSyncs()
-    """Host synchronisations; on the trace's own clock."""
+    """Host synchronisations, on the trace's own clock."""
     idle_after: Mapping[str, Intervals] = msgspec.field(default_factory=dict)
-    """The device's idle time that they cause, by their kind."""
+    """The device's idle time that host synchronisations cause, by their kind."""
     phase_gaps: Mapping[Gap, Intervals] = msgspec.field(default_factory=dict)
-    """The gaps between the phases of training steps, by their kind, with the device's later work for them; {} where the trace does not
-    mark the phases."""
+    """The gaps between the phases of training steps, by kind; on a device, idle time in them and the work that was launched in them. {} if
+    the trace does not mark the phases."""
     forwards: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
-    """Starts of DDP's forward calls on the host: one per micro-batch."""
+    """Starts of DDP's forward calls on the host, one per micro-batch."""
     updates: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
-    """Starts of the steps of optimizers on the host."""
+    """Starts of optimizer steps on the host."""
     elements: Mapping[int, float] = msgspec.field(default_factory=dict)
-    """Step → amount of work, where the trace records shapes, see :mod:`.reading`."""
+    """Step → amount of work, if the trace records shapes, see :mod:`.reading`."""
     shifted_ns: int = 0
     """ns by which the window was moved from the trace's own clock."""
 
     def shifted(self, offset_ns: int) -> Window:
-        """The window with everything moved by ``offset_ns``."""
+        """Return the window with all times moved by ``offset_ns``."""
 
         def moved(intervals: Intervals) -> Intervals:
             return intervals[0] + offset_ns, intervals[1] + offset_ns
@@ -87,18 +86,18 @@ class Window(msgspec.Struct, frozen=True):
         )
 
     def with_set(self, name: str, intervals: Intervals) -> Window:
-        """The window with one more component of work."""
+        """Return the window with the intervals of one component of work added or replaced."""
         return replace(self, sets={**self.sets, name: intervals})
 
     def micro_batches(self, at: Ints) -> Ints:
-        """[M] number, within its step, of the micro-batch at each host time; 0 where the trace shows no forward calls."""
-        return (self._since_step(self.forwards, at) - 1).clip(min=0)
+        """Return [M] the number within its step of the micro-batch at each host time; 0 if the trace has no forward calls."""
+        return (self._count_in_step(self.forwards, at) - 1).clip(min=0)
 
     def updates_before(self, at: Ints) -> Ints:
-        """[M] number of optimizer steps that began before each host time in its step."""
-        return self._since_step(self.updates, at)
+        """Return [M] the number of optimizer steps that began before each host time in the same step."""
+        return self._count_in_step(self.updates, at)
 
-    def _since_step(self, moments: Ints, at: Ints) -> Ints:
+    def _count_in_step(self, moments: Ints, at: Ints) -> Ints:
         starts = np.array([start for _, start, _ in self.steps], np.int64)
         since = np.concatenate(([self.span[0]], starts))[np.searchsorted(starts, at, side="right")]
         before: Ints = np.searchsorted(moments, at, side="right") - np.searchsorted(
@@ -108,9 +107,9 @@ class Window(msgspec.Struct, frozen=True):
 
 
 def step_of(window: Window, at: Ints) -> Ints:
-    """[M] step in which each host time lies; :data:`UNKNOWN_STEP` outside the marked steps, 0 where none is marked.
+    """Return [M] the step that contains each host time; :data:`UNKNOWN_STEP` outside the marked steps, 0 if no step is marked.
 
-    Time between the marks of two steps belongs to the first one, unless a step's mark is missing there.
+    Time between two marked steps belongs to the first one, unless the mark of a step is missing in between.
     """
     if not window.steps:
         return np.zeros(len(at), np.int64)
@@ -121,10 +120,10 @@ def step_of(window: Window, at: Ints) -> Ints:
 
 
 def step_of_collectives(window: Window) -> Ints:
-    """[M] step in which the host launched each collective; :data:`UNKNOWN_STEP` outside the marked steps.
+    """Return [M] the step in which the host launched each collective; :data:`UNKNOWN_STEP` outside the marked steps.
 
-    A kernel without a recorded launch was launched before the window began, by a host that was ahead of its device: by its own start it
-    would be in a later step. If no launch was recorded at all, the start counts.
+    A kernel without a recorded launch was launched before the window began, by a host that was ahead of its device. Its own start would be
+    in a later step. If no launch was recorded at all, the start counts.
     """
     comms = window.collectives
     steps = step_of(window, comms.issued)
@@ -134,10 +133,11 @@ def step_of_collectives(window: Window) -> Ints:
 
 
 def in_steps(window: Window) -> Mask:
-    """[events of the trace] whether each is of a marked step: what a device does by its launch, all else by its start. All of them where
-    no step is marked.
+    """Return [events of the trace] whether each belongs to a marked step: a device event by its launch, any other event by its start. All
+    True if no step is marked.
 
-    An unrecorded launch came after those of what the device did before; where none was recorded, the device's own times count.
+    An unrecorded launch counts as simultaneous with the latest launch of earlier device events. If no launch was recorded, device events
+    count by their own starts.
     """
     trace, at = window.trace, window.trace.start_ns + window.shifted_ns
     if not window.steps:
@@ -152,10 +152,10 @@ def in_steps(window: Window) -> Mask:
 
 
 def arrivals(window: Window) -> tuple[Ints, Mask]:
-    """[M] when each collective can start, ns, and whether it was queued until then.
+    """Return [M] when each collective can start, ns, and whether it was queued until then.
 
-    On a device each process group has its own stream, and a rank may be in several collectives at once: a part was queued where it
-    started as another ended. On a CPU a collective can start when the previous one is over, so that a rank is in one at a time.
+    On a device each process group has its own stream, and a rank may be in several collectives at the same time. A collective was queued
+    if it started when another one ended. On a CPU it can start when the previous one is over, so a rank is in one at a time.
     """
     comms = window.collectives
     if window.on_device:
@@ -174,10 +174,10 @@ def arrivals(window: Window) -> tuple[Ints, Mask]:
 
 
 def with_bucket_sizes(windows: Sequence[Window], bucket_bytes: Sequence[float]) -> list[Window]:
-    """The windows with the sizes of DDP's buckets on Gloo's reductions, whose traces lack them.
+    """Return the windows with the sizes of DDP's buckets set on Gloo's reductions, because Gloo's traces lack them.
 
-    Buckets come in the order of ``bucket_bytes`` in every backward pass. A step whose number of reductions is not a multiple of that of
-    the buckets is unchanged.
+    Buckets are reduced in the order of ``bucket_bytes`` in every backward pass. A step is unchanged if its number of reductions is not
+    a multiple of the number of buckets.
     """
     return [_with_bucket_sizes(window, bucket_bytes) if len(bucket_bytes) else window for window in windows]
 
@@ -190,8 +190,8 @@ def _with_bucket_sizes(window: Window, bucket_bytes: Sequence[float]) -> Window:
     reductions = order[comms.of_kind(SyncKind.GRADIENTS)[order]]
     bounds = np.array([(start, end) for _, start, end in window.steps], np.int64)
     sizes = comms.bytes.copy()
-    for first, behind in np.searchsorted(comms.issued[reductions], bounds):
-        inside = reductions[first:behind]
+    for first, stop in np.searchsorted(comms.issued[reductions], bounds):
+        inside = reductions[first:stop]
         if len(inside) and len(inside) % count == 0:
             sizes[inside] = np.resize(bucket_bytes, len(inside))
     return replace(window, collectives=replace(comms, bytes=sizes))

@@ -1,4 +1,4 @@
-"""The ``.columns`` files that ``ddpdoctor digest`` writes, recognised by their suffix.
+"""Reads the ``.columns`` files that ``ddpdoctor digest`` writes, recognised by their suffix.
 
 The content is checked (:func:`ddpdoctor.trace.archive.read_archive`). Rank and host are those of the original trace, not
 derived from the path of the copy.

@@ -1,4 +1,4 @@
-"""Discovers the trace formats and selects the one of a file."""
+"""Discovers the trace formats and selects a file's format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.sources import is_url, open_source
 
 HEAD_BYTES = 1 << 16
-"""Bytes of a file that recognisers may inspect; enough to get past the description of many devices."""
+"""Number of first bytes that ``recognises`` may inspect. Enough to include the text after the descriptions of many devices."""
 
 
 class Candidate:
@@ -28,7 +28,7 @@ class Candidate:
 
     @cached_property
     def head(self) -> bytes | None:
-        """The first :data:`HEAD_BYTES`, not decompressed; None if they cannot be read without consuming them, as from a pipe."""
+        """The first :data:`HEAD_BYTES`, not decompressed; None if reading fails or would consume them, as for a pipe."""
         try:
             if not is_url(self.path) and not stat.S_ISREG(os.stat(self.path).st_mode):  # noqa: PTH116
                 return None
@@ -39,7 +39,7 @@ class Candidate:
 
 
 _DEFAULT = "kineto"
-"""A file that no format recognises is read as this one, which has the best error messages."""
+"""Format of files that no format recognises. It has the best error messages."""
 
 
 class Format(Protocol):
@@ -62,11 +62,11 @@ class MultiRankFormat(Protocol):
     """Additional interface of a format whose files may have several ranks."""
 
     def parts(self, candidate: Candidate) -> Sequence[str]:
-        """Address of each rank in the file, as ``read`` takes it; empty if it has one rank or another format."""
+        """Address of each rank in the file, for ``read``; empty if the file has one rank or another format."""
         ...
 
     def file_of(self, path: str) -> str:
-        """The file of the address ``path``; ``path`` itself if it is no address."""
+        """The file of the address ``path``; ``path`` itself if it is not an address."""
         ...
 
 
@@ -88,7 +88,7 @@ def is_trace(candidate: Candidate) -> bool:
 
 
 def parts_of(candidate: Candidate) -> Sequence[str]:
-    """Paths to read for a file: the address of each rank if it has several, else the file itself."""
+    """Paths to read for a file: the address of each rank if the file has several, else the file itself."""
     several = (each.parts(candidate) for each in _multi_rank_formats())
     return next(filter(None, several), (candidate.path,))
 

@@ -1,4 +1,4 @@
-"""Recordings of other programs that ddpdoctor cannot read: recognised by name or first bytes and rejected with advice."""
+"""Recognises recordings of other programs that ddpdoctor cannot read, by name or first bytes, and rejects them with advice."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class _Kind(msgspec.Struct, frozen=True):
     suffixes: Sequence[str]
     """Suffixes of file names, in lower case."""
     message: str
-    """The message after the file's name."""
+    """Text of the message after the file's name."""
     magic: Sequence[bytes] = ()
-    """Byte strings that all occur in the first bytes of such files, regardless of the name."""
+    """Byte strings that all occur in the first bytes of such files, whatever their names are."""
     converted_suffix: str = ""
-    """Suffix of the converted file: if that exists next to it, this file is ignored."""
+    """Suffix of the converted file. If that exists next to the file, the file is ignored."""
 
 
 _KINDS = (
@@ -87,7 +87,7 @@ def _kind(candidate: Candidate) -> _Kind | None:
 
 
 def _is_converted(path: str, kind: _Kind) -> bool:
-    """Whether its converted file exists next to it."""
+    """Whether the converted file exists next to the file at ``path``."""
     if not kind.converted_suffix:
         return False
     try:

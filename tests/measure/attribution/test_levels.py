@@ -55,23 +55,23 @@ def test_on_cpus_it_may_be_the_machine():
 @pytest.mark.parametrize("world", [2, 4, 8, 64])
 def test_jitter_is_none(world, jitter):
     for seed in range(5):
-        assert not attribute(on_devices(simple(world, 7, jitter=jitter, seed=seed))).causes_in_turn
+        assert not attribute(on_devices(simple(world, 7, jitter=jitter, seed=seed))).turns_causes
 
 
 def test_inputs_that_explain_it_rule_out_the_jitter():
     long = drawn(8, 7, 0.06)
     graph = on_devices(simple(8, 7, forward=5 * long, backward=10 * long))
-    assert attribute(graph).inputs_explain is None and not attribute(graph).causes_in_turn
+    assert attribute(graph).inputs_explain is None and not attribute(graph).turns_causes
     found = attribute(sized(graph, 1e9 * long[:, 0]))
-    assert found.causes_in_turn == ("compute",) and found.inputs_explain == pytest.approx(1.0, abs=0.01)
+    assert found.turns_causes == ("compute",) and found.inputs_explain == pytest.approx(1.0, abs=0.01)
     others = attribute(sized(graph, 1e9 * drawn(8, 7, 0.06, seed=1)[:, 0]))
-    assert not others.causes_in_turn
+    assert not others.turns_causes
 
 
 def test_inputs_that_are_even_explain_nothing():
     long = drawn(4, 7, 0.28)
     graph = sized(on_devices(simple(4, 7, forward=5 * long, backward=10 * long)), np.full((7, 4), 1e9))
-    assert attribute(graph).inputs_explain == 0.0 and attribute(graph).causes_in_turn == ("compute",)
+    assert attribute(graph).inputs_explain == 0.0 and attribute(graph).turns_causes == ("compute",)
 
 
 def test_a_rank_that_always_has_more_is_accused_itself():
@@ -84,13 +84,13 @@ def test_more_than_half_that_always_have_more_are_no_turns():
     slow = np.where(np.arange(8) < 5, 1.4, 1.0)
     assert not attribute(
         on_devices(simple(8, 7, jitter=0.01, forward=5 * slow, backward=10 * slow))
-    ).causes_in_turn
+    ).turns_causes
 
 
 def test_one_long_step_of_all_is_none():
     extra = np.zeros((8, 1, 4))
     extra[0, 0] = (30.0, 36.0, 33.0, 60.0)
-    assert not attribute(on_devices(simple(4, 8, jitter=0.01, backward=10.0 + extra))).causes_in_turn
+    assert not attribute(on_devices(simple(4, 8, jitter=0.01, backward=10.0 + extra))).turns_causes
 
 
 def test_what_evens_out_within_the_step_counts_where_the_ranks_meet_in_between():

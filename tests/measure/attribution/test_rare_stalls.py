@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
-from ddpdoctor.measure.numerics import carried_by_few
+from ddpdoctor.measure.numerics import outliers_of_few_ranks
 from tests.generator import SMALL, Config, Plant, When
 from tests.generator.rundirectory import generate_run
 from tests.measure.grids import pairs_first
@@ -88,5 +88,5 @@ def test_sizes_that_chance_deals_out_are_seldom_one_rank_s(world):
     for _ in range(400):
         outliers = random.random((60, world)) < 0.15
         sizes = np.where(outliers, 1.0 + random.pareto(1.3, outliers.shape), 0.0)
-        accused += carried_by_few(outliers, sizes, np.arange(60)).any()
+        accused += outliers_of_few_ranks(outliers, sizes, np.arange(60)).any()
     assert accused <= 0.03 * 400

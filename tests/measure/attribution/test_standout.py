@@ -223,7 +223,7 @@ def test_pauses_of_each_rank_in_a_step_of_its_own_are_told_of_all():
     graph = simple(4, 8, jitter=0.01, host=0.5 + late)
     assert found(graph) == {} and turns_of(graph) == [1, 3, 4, 6]
     assert turns_of(simple(4, 8, jitter=0.01, host=0.5 + at(4, 8, (1, 0), (3, 1)))) is None, "two are chance"
-    assert not attribute(graph).causes_in_turn, "a log of the whole run has its own measures"
+    assert not attribute(graph).turns_causes, "a log of the whole run has its own measures"
 
 
 @SEEDS

@@ -85,7 +85,7 @@ def test_a_rank_with_most_turns_of_all_is_accused(tmp_path):
 @pytest.mark.parametrize("jitter", [0.05, 0.2])
 def test_scatter_is_no_turn(world, jitter):
     for seed in range(10):
-        assert not attribute(simple(world, 60, jitter=jitter, seed=seed, host=1.0, data=2.0)).causes_in_turn
+        assert not attribute(simple(world, 60, jitter=jitter, seed=seed, host=1.0, data=2.0)).turns_causes
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
@@ -103,4 +103,4 @@ def test_inputs_that_vary_without_making_anyone_late_are_no_evidence(tmp_path):
 def test_halves_that_even_out_are_no_turns():
     turn = (np.arange(40)[:, None, None] + np.arange(4)) % 2 * 6.0
     graph = simple(4, 40, jitter=0.01, forward=5.0 + turn, backward=16.0 - turn)
-    assert attribute(graph).causes_in_turn == () and "data" not in shared_of(graph)
+    assert attribute(graph).turns_causes == () and "data" not in shared_of(graph)

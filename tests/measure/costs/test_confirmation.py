@@ -107,7 +107,9 @@ def test_the_marks_of_logs_are_summed_by_themselves(tmp_path):
 
 def test_a_finding_that_the_chart_contradicts_is_withheld(tmp_path, monkeypatch):
     """All of the time in a gap is taken for computation of the phases, as a wrong measure would."""
-    wrong = OperatorShares(1.0, {Component.LOSS: 0.0, Component.OUTSIDE: 0.0}, marked=False, seen=True)
+    wrong = OperatorShares(
+        1.0, {Component.LOSS: 0.0, Component.OUTSIDE: 0.0}, phases_marked=False, measured=True
+    )
     shares = "ddpdoctor.measure.graph.primary.operator_shares"
     monkeypatch.setattr(shares, lambda logs, _: dict.fromkeys(range(len(logs)), wrong))
     run = record(tmp_path / "run", Job(world=3, steps=30, data=0.2, extra=in_a_gap))

@@ -42,7 +42,7 @@ def test_evaluations_do_not_count(tmp_path, in_host):
         write_trace(traces, rank, lines, in_host=in_host)
     shares = operator_shares(logs, windows_of(traces))
     assert set(shares) == {0, 1}
-    assert all(share.whole == pytest.approx(in_host, abs=0.06) for share in shares.values())
+    assert all(share.overall == pytest.approx(in_host, abs=0.06) for share in shares.values())
 
 
 def test_samples_inside_operators_are_not_python(tmp_path):
@@ -65,7 +65,7 @@ def test_samples_inside_operators_are_not_python(tmp_path):
     parts = python_parts(logs, windows, shares)
     of_first = [parts[0]["train.py", line] for line in (1, 2, 3)]
     assert of_first[0] == pytest.approx(1.0, abs=0.15) and of_first[1] == pytest.approx(0.0, abs=0.15)
-    assert of_first[2] == pytest.approx(1.0 - shares[0].whole)
+    assert of_first[2] == pytest.approx(1.0 - shares[0].overall)
     assert parts[1] == {}
     assert python_parts(logs, [], shares) == [{}, {}]
 

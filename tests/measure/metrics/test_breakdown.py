@@ -68,7 +68,7 @@ def test_the_critical_path_goes_through_the_late_rank():
 
 def test_much_of_a_step_is_unknown_only_where_the_critical_path_is():
     def notes(**work):
-        return list(caveats._much_unseen(SimpleNamespace(primary=simple(2, transfer_ms=2.0, **work))))
+        return list(caveats._unattributed_time(SimpleNamespace(primary=simple(2, transfer_ms=2.0, **work))))
 
     assert not notes(collection=80.0, idle=on(1, 2, 0.01)), "garbage collection is known"
     assert not notes(data=on(0, 2, 30.0), idle=on(1, 2, 20.0)), "rank 0 sets the length of the step"

@@ -22,6 +22,10 @@ class Host:
             "host_facts": {"cpu_count_usable": 16, "cpu_count_logical": 16, "memory_total_bytes": 100}
         }
         self.columns = columns
+        self.programs = []
+
+    def other_programs(self):
+        return np.arange(len(self.programs)) * SECOND, self.programs
 
     def host_column(self, field):
         values = self.columns.get(field, [])
@@ -93,6 +97,27 @@ def test_what_other_programs_use(monkeypatch, logical, others):
     assert facts_of({"a": host}, [log(0), log(1)]).other_cores == others
     monkeypatch.undo()
     assert facts_of({"a": host}, [log(0), log(1)]).other_cores is None
+
+
+def test_which_other_programs_use_cores_while_the_steps_run():
+    """Means over the readings of these seconds; a program that was among the largest in half of them has half."""
+    host = Host(cpu_percent=[50] * 9)
+
+    def used(name, cores, processes=1):
+        return {"name": name, "cores": cores, "processes": processes}
+
+    host.programs = [
+        [used("before", 9.0)],
+        *[None] * 4,
+        [used("ffmpeg", 2.0, 2), used("backup", 0.8)],
+        None,
+        [used("ffmpeg", 1.0), used("cron", 0.1)],
+        None,
+    ]
+    found = facts_of({"a": host, "b": Host()}, [log(0), log(1, "b")]).other_programs
+    assert [(of.name, of.cores, of.processes) for of in found] == [("ffmpeg", 1.5, 2), ("backup", 0.4, 1)]
+    host.programs = [None] * 9
+    assert facts_of({"a": host}, [log(0)]).other_programs == []
 
 
 @pytest.mark.parametrize(

@@ -36,29 +36,38 @@ def test_groups_of_a_mesh_are_compared(plants, expected, tmp_path):
 
 @pytest.mark.parametrize(("slow", "expected"), [(1.0, []), (2.0, [2, 3])], ids=["healthy", "slow link"])
 @pytest.mark.parametrize("backward_ms", [(10.0, 10.0), (10.0, 14.0)], ids=["replicas", "other stages"])
-def test_groups_are_compared_by_place_where_no_size_was_recorded(slow, expected, backward_ms):
+@pytest.mark.parametrize("steps", [8, 2])
+def test_groups_are_compared_by_place_where_no_size_was_recorded(slow, expected, backward_ms, steps):
     """Two groups of two ranks, two reductions each; only replicas of one model are known to exchange the same."""
     syncs = [
         Sync(SyncKind.GRADIENTS, "allreduce", members, group=f"data{members[0]}")
         for _ in range(2)
         for members in ((0, 1), (2, 3))
     ]
-    work = work_array(8, 4, 4, backward=np.repeat(backward_ms, 2) / 4)
+    work = work_array(steps, 4, 4, backward=np.repeat(backward_ms, 2) / 4)
     graph = graph_of(cycles_of(syncs, work, np.array([2.0, 2.0 * slow, 2.0, 2.0 * slow])))
     compared = backward_ms[0] == backward_ms[1]
     assert slow_link_ranks(graph, [""] * 4) == (expected if compared else None)
 
 
-def test_a_single_longer_message_of_unknown_size_is_no_slow_link():
+@pytest.mark.parametrize("steps", [8, 2])
+def test_a_single_longer_message_of_unknown_size_is_no_slow_link(steps):
     """Two groups, three reductions each, of which one differs: over a slow link all would take longer."""
     syncs = [
         Sync(SyncKind.GRADIENTS, "allreduce", members, group=f"data{members[0]}")
         for _ in range(3)
         for members in ((0, 1), (2, 3))
     ]
-    work = work_array(8, 6, 4, backward=2.5)
+    work = work_array(steps, 6, 4, backward=2.5)
     graph = graph_of(cycles_of(syncs, work, np.array([2.0, 4.0, 2.0, 2.0, 2.0, 2.0])))
     assert slow_link_ranks(graph, [""] * 4) == []
+
+
+def test_sizes_that_occur_twice_are_compared_together(tmp_path):
+    """In a window of two steps no size has three transfers."""
+    plants = (Plant("slow_link", ranks=(4,), factor=3.0),)
+    generate(replace(MESH, plants=plants, steps=2), tmp_path / "traces")
+    assert measured(tmp_path / "traces").facts.communication.slow_link_ranks == [4]
 
 
 def test_one_group_of_all_ranks_leaves_it_open(tmp_path):

@@ -12,9 +12,9 @@ from ddpdoctor.measure.numerics import (
     above_others,
     above_zero,
     binomial_tail,
-    carried_by_few,
     chance_of_period,
     chance_of_ranks,
+    outliers_of_few_ranks,
 )
 from tests.measure.made import late_of, simple
 
@@ -143,7 +143,7 @@ def test_disturbances_of_any_sizes_are_seldom_one_rank_s(kind):
         random = np.random.default_rng(world)
         for _ in range(200):
             lost = sizes(random, kind, world)
-            named.append(carried_by_few(lost > 0, lost, np.arange(60)).any())
+            named.append(outliers_of_few_ranks(lost > 0, lost, np.arange(60)).any())
     assert np.mean(named) <= 0.03
 
 
@@ -157,7 +157,7 @@ def test_one_rank_s_long_pauses_among_those_of_all(world, pauses, times, least):
         random = np.random.default_rng(seed)
         lost = sizes(random, "lognormal", world) * (random.random((60, world)) < 0.67)
         lost[random.choice(60, pauses, replace=False), 1] += times
-        named.append(carried_by_few(lost > 0, lost, np.arange(60)).any(axis=0).tolist())
+        named.append(outliers_of_few_ranks(lost > 0, lost, np.arange(60)).any(axis=0).tolist())
     assert np.mean([each == [rank == 1 for rank in range(world)] for each in named]) >= least
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.graph import Sync
-from ddpdoctor.measure.pipeline import ALONE, Costs, build, in_order, measured, replay
+from ddpdoctor.measure.pipeline import ALONE, Costs, build_dag, measured_costs, order_edges, replay
 from ddpdoctor.measure.replay import baseline
 from ddpdoctor.measure.replay import replay as replay_cycles
 from ddpdoctor.measure.taxonomy import SyncKind
@@ -22,12 +22,12 @@ def edges(*pairs):
 
 def test_a_collective_ends_for_all_when_the_last_has_come():
     # Rank 0: compute 10, all-reduce, optimizer 1; rank 1: compute 30, all-reduce, optimizer 2.
-    dag = build(6, [edges((0, 1), (1, 2), (3, 4), (4, 5))], np.array([-1, 0, -1, -1, 0, -1]))
+    dag = build_dag(6, [edges((0, 1), (1, 2), (3, 4), (4, 5))], np.array([-1, 0, -1, -1, 0, -1]))
     costs = Costs(np.zeros(6), np.array([10.0, 5, 1, 30, 5, 2]))
     start, end = replay(dag, np.zeros(6), costs)
     assert start.tolist() == [0, 10, 35, 0, 30, 35]
     assert end.tolist() == [10, 35, 36, 30, 35, 37]
-    spent = measured(dag, np.zeros(6), start, end)
+    spent = measured_costs(dag, np.zeros(6), start, end)
     assert spent.delay.tolist() == costs.delay.tolist()
     assert spent.work.tolist() == costs.work.tolist()
     rank_1_on_time = Costs(costs.delay, np.array([10.0, 5, 1, 10, 5, 2]))
@@ -38,7 +38,7 @@ def test_streams_are_chained_in_the_order_of_their_keys():
     stream = np.array([7, 3, 7, ALONE, 3, 7])
     start = np.array([2.0, 0, 1, 5, 0, 2])
     tie = np.array([1, 1, 0, 0, 0, 0])
-    before, after = in_order(stream, start, tie)
+    before, after = order_edges(stream, start, tie)
     assert sorted(zip(before.tolist(), after.tolist(), strict=True)) == [(2, 5), (4, 1), (5, 0)]
 
 
@@ -67,22 +67,22 @@ def test_random_graphs_replay_as_defined(seed):
     mixed = np.empty(40, np.int64)
     mixed[shuffled] = collective
     origin, costs = random.uniform(0, 5, 40), Costs(random.uniform(0, 1, 40), random.uniform(0, 9, 40))
-    dag = build(40, [edges(*pairs)], mixed)
+    dag = build_dag(40, [edges(*pairs)], mixed)
     start, end = replay(dag, origin, costs)
     expected = by_definition(40, pairs, mixed, origin, costs)
     np.testing.assert_allclose([start, end], expected)
-    spent = measured(dag, origin, start, end)
+    spent = measured_costs(dag, origin, start, end)
     np.testing.assert_allclose(spent.delay, costs.delay, atol=1e-12)
     np.testing.assert_allclose(spent.work, costs.work, atol=1e-12)
 
 
 def test_clocks_that_disagree_cancel_within_the_tolerance_only():
-    dag = build(2, [edges((0, 1))], np.array([ALONE, ALONE]))
+    dag = build_dag(2, [edges((0, 1))], np.array([ALONE, ALONE]))
     start, end = np.array([0.0, 9.0]), np.array([10.0, 12.0])
-    kept = measured(dag, np.zeros(2), start, end, tolerance=2.0)
+    kept = measured_costs(dag, np.zeros(2), start, end, tolerance=2.0)
     assert kept.delay.tolist() == [0, -1]
     assert replay(dag, np.zeros(2), kept)[1].tolist() == end.tolist()
-    assert measured(dag, np.zeros(2), start, end, tolerance=0.5).delay.tolist() == [0, 0]
+    assert measured_costs(dag, np.zeros(2), start, end, tolerance=0.5).delay.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("collective", [[ALONE, ALONE, ALONE], [0, ALONE, 0]])
@@ -90,11 +90,11 @@ def test_a_circle_is_refused(collective):
     # In the second case operation 1 waits for one member of a collective and the other member for it.
     pairs = [(0, 1), (1, 2)] + ([(2, 0)] if collective[0] == ALONE else [])
     with pytest.raises(UnusableInput, match="in a circle"):
-        build(3, [edges(*pairs)], np.array(collective))
+        build_dag(3, [edges(*pairs)], np.array(collective))
 
 
 def test_nothing_is_replayed_to_nothing():
-    dag = build(0, [], np.empty(0, np.int64))
+    dag = build_dag(0, [], np.empty(0, np.int64))
     start, end = replay(dag, np.empty(0), Costs(np.empty(0), np.empty(0)))
     assert (start.size, end.size) == (0, 0)
 
@@ -117,7 +117,7 @@ def test_cycles_of_data_parallel_jobs_are_a_special_case(changed):
     parts = [(k, r) for k, sync in enumerate(syncs) for r in sync.members]
     rank = np.array([r for _, r in parts])
     number = np.array([k for k, _ in parts])
-    dag = build(len(parts), [in_order(rank, number)], number)
+    dag = build_dag(len(parts), [order_edges(rank, number)], number)
     costs = Costs((work.sum(axis=3) - scenario.removed)[0, number, rank], scenario.transfer[0, number])
     _, end = replay(dag, group.begin[0, rank], costs)
     length = end[number == 2].max() - group.begin[0].max()

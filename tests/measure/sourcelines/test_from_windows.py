@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddpdoctor.measure.sourcelines import WindowSourceLines
-from ddpdoctor.measure.sourcelines.from_windows import _MOST_WINDOWS, _spread
+from ddpdoctor.measure.sourcelines.from_windows import _MOST_WINDOWS, _evenly_spread
 from ddpdoctor.measure.window import read_window
 from ddpdoctor.trace import load_trace
 from tests.trace.trace_files import document, event, write
@@ -157,7 +157,7 @@ def test_the_innermost_frame_that_is_not_of_a_library_is_named(tmp_path, frames,
 
 
 def test_of_many_ranks_some_evenly_spread_tell_the_lines() -> None:
-    assert _spread(range(5)) == range(5)
-    asked = _spread(range(1000))
+    assert _evenly_spread(range(5)) == range(5)
+    asked = _evenly_spread(range(1000))
     assert len(asked) == _MOST_WINDOWS and (asked[0], asked[-1]) == (0, 999)
     assert {b - a for a, b in pairwise(asked)} <= {32, 33}

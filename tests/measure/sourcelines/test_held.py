@@ -195,3 +195,23 @@ def test_the_flame_graph_shows_the_line_that_the_finding_names(tmp_path):
     (profile,) = document["profiles"]
     stacks = zip(profile["samples"], profile["weights"], strict=True)
     assert sum(ms for stack, ms in stacks if lines[stack[-1]] == SLOW) == pytest.approx(15.0, rel=0.1)
+
+
+def test_code_outside_of_the_forward_pass_holds_no_lock_in_it(tmp_path):
+    """A line of the loop holds it for long in each step, and a call in the forward pass comes after something that held it. That line
+    is no candidate."""
+    folder = record(tmp_path / "run", Job(steps=120, extra=plant(1, forward=4.0)))
+    for rank in range(4):
+        steps = [step for step in steps_of(folder, rank) if "ev" in step]
+        spans = [
+            (step["t"][0] + event["s"], step["t"][0] + event["s"] + event["d"])
+            for step in steps
+            for event in step["ev"]
+            if event["k"] == "fwd"
+        ]
+        rows = [(begin - 100, SLOW, SLOW, 6_000_000) for begin, _ in spans]
+        behind = [(end - 100, BEHIND, 2, 2_000_000) for _, end in spans[5::10]] if rank == 1 else []
+        of_places(folder, rank, sorted([*rows, *behind]))
+    found, _ = measured(folder)
+    (where, *_) = late_facts(found)["compute"].where
+    assert (where.line, where.follows) == (BEHIND, True)

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddpdoctor.measure.places import CodeLine, Where
-from ddpdoctor.measure.sourcelines.counts import SampleCounts, counted, excess_samples
+from ddpdoctor.measure.sourcelines.counts import SampleCounts, count_samples, excess_samples
 from ddpdoctor.measure.sourcelines.table import EVENTS, samples_of
 from ddpdoctor.measure.steplog import Event, RankLog, Step
 from ddpdoctor.measure.taxonomy import Component
@@ -113,7 +113,7 @@ def test_lines_of_two_numbers_that_show_the_same_are_counted_together():
     samples[:, 1:3] = np.array([[1, 2], [1, 3], [4, 2], [4, 3]])[np.arange(len(samples)) % 4]
     samples[:, 3] = np.where(np.arange(len(samples)) % 3, 7 * MS, 3 * MS // 2)
     log = replace(log, samples=samples, sample_where=where)
-    found = counted(samples_of([log]), [0], [Component.HOST], range(20), [1.0])
+    found = count_samples(samples_of([log]), [0], [Component.HOST], range(20), [1.0])
     assert found.at == {CodeLine("train.py", 8, "main"): found.samples} and found.samples > 20
 
 
@@ -149,20 +149,20 @@ def test_a_sample_that_shows_what_followed_is_shared_by_the_lines_that_may_have_
     weights = samples.weights(0)
     assert by_line(samples, weights.seen) == {18: 3, 19: 1}
     assert by_line(samples, weights.before) == {18: 6, 19: 2}
-    assert not weights.following.any() and weights.at_random.sum() == 12
+    assert not weights.following.any() and weights.without_bursts.sum() == 12
 
 
 def test_where_no_line_was_seen_to_keep_the_lock_a_sample_stays_at_the_line_that_followed():
     samples = samples_of([held_log([(n * MS, 2, 2 * MS) for n in range(30, 38)])])
     assert by_line(samples, samples.weights(0).following) == {57: 8}
-    assert by_line(samples, samples.weights(0).at_random) == {57: 8}
+    assert by_line(samples, samples.weights(0).without_bursts) == {57: 8}
 
 
 def test_of_looks_that_go_on_waiting_the_first_stands_for_what_python_lets_it_wait():
     looks = [(20 * MS, 0, 6 * MS), (26 * MS, 0, 5 * MS), (50 * MS, 0, 6 * MS)]
     samples = samples_of([held_log([(n * MS, 2, 0) for n in range(100)], looks, burst_ns=50 * MS)])
     assert by_line(samples, samples.weights(0).burst) == {18: pytest.approx(2 * 5 * 100 / 50)}
-    assert samples.weights(0).at_random.sum() == 100
+    assert samples.weights(0).without_bursts.sum() == 100
 
 
 def test_who_waited_beyond_the_end_of_a_step_is_of_that_step():

@@ -102,7 +102,7 @@ def test_an_optimizer_with_a_closure_begins_after_its_backward() -> None:
     ]
     timed = timed_step(Step(4, 0, 9, tuple(events), (), None, None), DeviceTimes(100, marks))
     assert timed is not None
-    step = timed.placed(0)
+    step = timed.on_host_clock(0)
     assert (step.start_ns, step.end_ns) == (100, 110)
     assert {event.kind: (step.start_of(event), step.end_of(event)) for event in step.events} == {
         "data": (0, 1),

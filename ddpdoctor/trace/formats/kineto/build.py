@@ -48,13 +48,13 @@ _OLD_ANNOTATION = re.compile(
 
 
 def normalised(category: object) -> str:
-    """The current name of a category; an unknown one in lower case, "" if it is missing."""
+    """Current name of a category; lower case if it is unknown, "" if it is missing."""
     text = category.lower().strip() if isinstance(category, str) else ""
     return _RENAMED.get(text, text)
 
 
 def is_old_operator(category: object) -> bool:
-    """Whether this is the old schema's common category of operators and annotations."""
+    """Whether this is the old schema's category, which contains both operators and annotations."""
     return isinstance(category, str) and category.lower() in ("operator", "cpu op")
 
 
@@ -69,14 +69,14 @@ _WHOLE = re.compile(r"\s*-?[0-9]{1,19}\s*")
 
 
 class CollectiveRows:
-    """Collects the communication events of a trace in a list; there are few of them."""
+    """Collects the metadata of a trace's communication events, of which there are few."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, ...]] = []
-        """(row of the event, ids of its texts, numbers)."""
+        """(Row of the event, ids of its texts, numbers)."""
 
     def add(self, args: list[Arguments], first_row: int, names: dict[Any, int]) -> None:
-        """Appends those of ``args`` that describe a communication; ``args[0]`` belongs to row ``first_row``."""
+        """Appends the ``args`` that describe a collective; ``args[0]`` belongs to row ``first_row``."""
         for i, a in enumerate(args):
             if a.operation is not None:
                 texts = [getattr(a, column) for column in _TEXT]
@@ -85,12 +85,12 @@ class CollectiveRows:
                 self._rows.append((first_row + i, *ids, *numbers))
 
     def keep(self, kept: NDArray[np.bool_]) -> None:
-        """Keeps the rows of the events in the mask ``kept`` and renumbers these events."""
+        """Keeps only the events in the mask ``kept``, and renumbers them."""
         position = np.cumsum(kept) - 1
         self._rows = [(int(position[event]), *rest) for event, *rest in self._rows if kept[event]]
 
     def finish(self, order: NDArray[np.int64]) -> Collectives:
-        """The columns in the order of the sorted trace; ``order`` [events] gives the old row of each new one."""
+        """The columns in the order of the sorted trace. ``order`` [events]: old row of each new row."""
         names = ("event", *_TEXT, *_NUMBERS)
         rows = np.array(self._rows, np.int64).reshape(-1, len(names))
         position = np.empty(order.size, dtype=np.int64)
@@ -101,7 +101,7 @@ class CollectiveRows:
 
 
 def _number(value: Any) -> int:
-    """``value`` as an integer (text is read as decimal); -1 if it is none."""
+    """``value`` as an integer (texts are decimal); -1 if it is not one."""
     if isinstance(value, str):
         return as_int(int(value)) if _WHOLE.fullmatch(value) else -1
     return as_int(value)
@@ -110,13 +110,13 @@ def _number(value: Any) -> int:
 Rows = Sequence[Event]
 _TS, _DUR = attrgetter("ts"), attrgetter("dur")
 _CHUNK_EVENTS = 2048
-"""Events converted at a time, a fifth of a batch: as many as fit in a core's cache."""
+"""Number of events converted at a time, a fifth of a batch. They fit in a core's cache."""
 _MAX_NAME_CHARACTERS = 1 << 15
 """Longest event name that is kept; names of templated kernels have some thousand characters."""
 _MAX_CATEGORIES = 10_000
-"""Kineto has forty categories; other tools add some."""
+"""Limit of categories; Kineto has forty, other tools add some."""
 _MAX_DEVICES = 1024
-"""If a device event has no device argument, its process id is the device index if it is below this."""
+"""The process id of a device event without a device argument is the device index if it is smaller than this."""
 _INT32 = np.iinfo(np.int32)
 
 
@@ -133,14 +133,14 @@ class ColumnBuilder(ColumnParts):
         self.lanes = LaneTable()
         self._collectives = CollectiveRows()
         self.events = 0
-        """Number of events of any kind."""
+        """Number of events of all kinds."""
         self.events_without_time = 0
         self.events_without_duration = 0
         self.events_without_name = 0
 
     def add(self, batch: Batch, stream: EventStream) -> None:
         """Appends the complete and instant events of ``batch`` and reads its metadata events. Empties ``batch``: events are
-        converted in chunks that fit in a core's cache, and each chunk is then freed.
+        converted in chunks, and each chunk is freed after its conversion.
         """
         self.events += len(batch)
         while batch:
@@ -154,7 +154,7 @@ class ColumnBuilder(ColumnParts):
                 del batch[:_CHUNK_EVENTS]
 
     def _add_some(self, batch: Batch, path: str) -> None:
-        """Appends a chunk. Raises InexactTimesError, before it appends, if the times must be decoded from their text."""
+        """Appends a chunk. Raises InexactTimesError, and appends nothing, if the times must be decoded from their text."""
         rows = [e for e in batch if e.ph == "X" or e.ph == "i" or e.ph == "I"]
         if rows:
             values, exact = list(map(_TS, rows)), isinstance(rows[0], ExactEvent)
@@ -164,7 +164,7 @@ class ColumnBuilder(ColumnParts):
         self.lanes.read_metadata(e for e in batch if e.ph == "M")
 
     def _add_timed(self, rows: Rows, start: IntColumn, duration: IntColumn, path: str) -> None:
-        """Appends those of ``rows`` that have a time."""
+        """Appends the ``rows`` that have a time."""
         duration[duration > MAX_DURATION_NS] = times.MISSING_NS
         untimed = start == times.MISSING_NS
         if untimed.any():
@@ -175,7 +175,7 @@ class ColumnBuilder(ColumnParts):
             self._add_rows(rows, start, duration, path)
 
     def _add_rows(self, rows: Rows, start: IntColumn, duration: IntColumn, path: str) -> None:
-        self.events_without_duration += int((duration < 0).sum())  # not given, no number, or negative
+        self.events_without_duration += int((duration < 0).sum())  # missing, not a number, or negative
         args = [e.args or NO_ARGUMENTS for e in rows]
         category = self._category_ids(rows, path)
         on_device = np.flatnonzero(np.array(self._is_device, dtype=bool)[category])
@@ -194,7 +194,7 @@ class ColumnBuilder(ColumnParts):
         self.append(columns)
 
     def _category_ids(self, rows: Rows, path: str) -> IdColumn:
-        """[rows] ids of the categories as spelled in the file; records of each new one whether it is a device category."""
+        """[rows] ids of the categories as spelled in the file. Records whether new ones are device categories."""
         ids = _named_ids(self._categories, [e.cat for e in rows])
         if len(self._categories) > _MAX_CATEGORIES or len(self.lanes) > MAX_LANES:
             raise UnusableInput(
@@ -229,7 +229,7 @@ class ColumnBuilder(ColumnParts):
         return ids
 
     def finish(self, meta: TraceMeta, base_ns: int) -> RankTrace:
-        """The trace, with rows sorted by (start, -duration) and ``base_ns`` added to all starts."""
+        """The trace with rows sorted by (start, -duration) and ``base_ns`` added to all starts."""
         columns, order = self.sorted(base_ns)
         collectives = self._collectives.finish(order)
         shapes = columns["shapes"]
@@ -239,12 +239,12 @@ class ColumnBuilder(ColumnParts):
         names.extend(b"".join(text.split()).decode("utf-8", "replace") for text in self._shapes)
         columns["lane"] = self.lanes.finish()[columns["lane"]]
         categories, columns["category"] = self._final_categories(columns["category"], columns["name"], names)
-        # Until 2023, Kineto wrote the correlation as external id of runtime and device events: it links them to no operator.
+        # Until 2023, Kineto wrote the correlation as external id of runtime and device events; it does not link them to an operator.
         columns["external_id"][columns["external_id"] == columns["correlation"]] = -1
         return RankTrace(meta=meta, names=names, categories=categories, collectives=collectives, **columns)
 
     def drop_times_outside(self, base_ns: int) -> None:
-        """Drops events whose start plus ``base_ns`` is outside ±:data:`LIMIT_NS`, and counts them as without time."""
+        """Drops events whose start plus ``base_ns`` is outside ±:data:`LIMIT_NS`, and counts them as events without time."""
         if (kept := self.keep_times_within(base_ns)) is not None:
             self._collectives.keep(kept)
             self.events_without_time += int((~kept).sum())
@@ -252,7 +252,7 @@ class ColumnBuilder(ColumnParts):
     def _final_categories(
         self, raw: IdColumn, name: IdColumn, names: list[str]
     ) -> tuple[list[str], IdColumn]:
-        """Normalised categories and their ids [rows]; separates the old schema's annotations from its operators."""
+        """(Normalised categories, ids [rows]). Separates the old schema's annotations from its operators."""
         merged = Interner()
         table = np.array([merged[normalised(c)] for c in self._categories], dtype=np.int32)
         old = [i for i, c in enumerate(self._categories) if is_old_operator(c)]
@@ -264,9 +264,9 @@ class ColumnBuilder(ColumnParts):
 
 
 def _device_columns(rows: Rows, args: list[Arguments], at: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """Stream, device and bytes of all rows, known only for the device events in rows ``at``.
+    """Stream, device and bytes [rows], which are -1 except for the device events in rows ``at``.
 
-    From the arguments, else from the event's process id (device) and thread id (stream).
+    They are taken from the arguments, else from the event's process id (device) and thread id (stream).
     """
     device_rows = at.tolist()
     stream = ints([args[i].stream for i in device_rows])
@@ -288,7 +288,7 @@ def _device_columns(rows: Rows, args: list[Arguments], at: NDArray[np.int64]) ->
 def _named_ids(interner: Interner, names: list[Any]) -> IdColumn:
     try:
         return interner.ids(names)
-    except TypeError:  # a list or an object names nothing
+    except TypeError:  # a list or an object instead of a name
         return interner.ids([None if isinstance(name, (list, dict)) else name for name in names])
 
 
@@ -298,10 +298,10 @@ def _narrow(values: IntColumn) -> IntColumn:
 
 
 _MAX_TEXT = 1 << 10
-"""Longest process or thread id that is kept, in characters."""
+"""Most characters of a process or thread id that are kept."""
 _ASCEND = "Ascend Hardware"
 MAX_LANES = 100_000
-"""Limit of threads and streams; a job that starts a thread in every step has some thousands."""
+"""Limit of threads and streams. A job that starts a thread in every step has some thousands."""
 
 
 class LaneTable:
@@ -330,12 +330,12 @@ class LaneTable:
         )
 
     def finish(self) -> IdColumn:
-        """[provisional ids] final lane of each; the ids 7 and "7" are the same thread."""
+        """[provisional ids] final lane of each. The ids 7 and "7" are the same thread."""
         index: dict[tuple[str, str], int] = {}
         table = [index.setdefault((_text(p), _text(t)), len(index)) for p, t in self._lanes]
         return np.array(table, dtype=np.int32)
 
 
 def _text(value: Any) -> str:
-    """A number or text as text; "" for other types."""
+    """Text of a number or text; "" for other types."""
     return str(value)[:_MAX_TEXT] if isinstance(value, (str, int, float)) else ""

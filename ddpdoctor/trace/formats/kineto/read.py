@@ -22,11 +22,11 @@ from .stream import MAX_EVENT_BYTES, EventStream
 from .times import as_int
 
 _EXPORT_MARK = b'"otherData":{"producer":"ddpdoctor"'
-"""Marks a timeline that ``ddpdoctor export`` wrote, which is not a recording."""
+"""Text in a timeline that ``ddpdoctor export`` wrote, which is not a recording."""
 _KEYS = (b'"traceEvents"', b'"baseTimeNanoseconds"', b'"deviceProperties"', b'"distributedInfo"')
-"""Top-level keys of a trace; each trace has one of them near its beginning."""
+"""Top-level keys, at least one of which is near the beginning of each trace."""
 _FIRST_EVENT_BYTES = 4096
-"""The first event, or the mark of an exported timeline, is within these bytes."""
+"""Number of first bytes that contain the first event, or the mark of an exported timeline."""
 
 
 def recognises(candidate: Candidate) -> bool:
@@ -68,7 +68,7 @@ def read(path: str, rank: int | None) -> RankTrace:
             f"{path} is a timeline that ddpdoctor exported: name the run or the traces it was made from."
         )
     if builder.lanes.is_ascend:
-        # NPU events have no categories in it, so the job would look like one on CPUs.
+        # Its NPU events have no categories, so the job would look like a job on CPUs.
         raise UnusableInput(
             f"{path} is a timeline of Ascend's torch_npu.profiler: what ran on the NPU has names of its own there, which ddpdoctor "
             "does not know."
@@ -96,7 +96,7 @@ def _no_rows(path: str, stream: EventStream, builder: ColumnBuilder) -> str:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Disables garbage collection: decoding allocates a million objects, all freed by reference count."""
+    """Context without garbage collection: decoding allocates a million objects, all freed by reference counts."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -123,7 +123,7 @@ _EXPORT_PRODUCER = "ddpdoctor"
 
 
 def is_own_timeline(top: Mapping[str, Any]) -> bool:
-    """Whether these top-level keys are those of a timeline that ``ddpdoctor export`` wrote."""
+    """Whether the top-level keys ``top`` are those of a timeline that ``ddpdoctor export`` wrote."""
     other = top.get("otherData")
     return isinstance(other, dict) and other.get("producer") == _EXPORT_PRODUCER
 
@@ -136,17 +136,17 @@ def is_not_pytorch(top: Mapping[str, Any], categories: Collection[str], names: I
 
 
 _EPOCH_FROM_NS = 1_000_000_000_000_000_000
-"""Later times (after September 2001) are ns since 1970; a monotonic clock counts from the machine's boot."""
+"""Times from September 2001 on count as ns since 1970. Smaller ones are from a monotonic clock, which counts from the machine's boot."""
 _MAX_TEXT = 1 << 10
-"""Longest host, backend or version text that is kept, in characters."""
+"""Most characters of a host, backend or version text that are kept."""
 _MAX_OBJECTS = 100_000
-"""Process groups and devices that are kept; a job has at most a few per rank."""
+"""Most process groups or devices that are kept; a job has at most a few per rank."""
 _UNKNOWN = (None, "", -1, "-1")
 """Values that mean "not known"."""
 
 
 def base_time_ns(stream: EventStream) -> int:
-    """``baseTimeNanoseconds``, which all times of the file are relative to; 0 if it is absent or out of range."""
+    """``baseTimeNanoseconds``, to which all times in the file are relative; 0 if it is absent or out of range."""
     base_ns = as_int(stream.top.get("baseTimeNanoseconds"))
     return base_ns if 0 <= base_ns < LIMIT_NS else 0
 
@@ -154,7 +154,7 @@ def base_time_ns(stream: EventStream) -> int:
 def meta_of(
     path: str, rank: int | None, base_ns: int, stream: EventStream, builder: ColumnBuilder
 ) -> TraceMeta:
-    """Metadata of the file at ``path``, which has been read to its end; ``rank`` overrides the file's."""
+    """Metadata of the file at ``path``. Call after the file has been read to its end. ``rank`` overrides the file's rank."""
     top = stream.top
     job = top.get("distributedInfo")
     job = job if isinstance(job, dict) else {}
@@ -192,7 +192,7 @@ def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[s
 
 
 def _truncated(stream: EventStream) -> str | None:
-    """How the file breaks off; None if its list of events is whole."""
+    """Why the end of the list of events is missing; None if the list is complete."""
     return (stream.source.read_error or "ends before its list of events does") if stream.truncated else None
 
 
@@ -233,7 +233,7 @@ def _objects(value: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _device(properties: dict[str, Any]) -> dict[str, Any]:
-    """The device properties with a valid type."""
+    """The device properties that have a valid type."""
     kept = {key: value for key, value in properties.items() if isinstance(value, (str, int, float))}
     for key in NUMBERS_OF_DEVICES:
         if key in kept and (number := as_int(kept.pop(key))) in range(MAX_RANKS):

@@ -1,4 +1,4 @@
-"""Decodes the events of a Chrome trace in batches; a truncated or damaged file gives its intact events."""
+"""Decodes the events of a Chrome trace in batches. Of a truncated or damaged file, the intact events are decoded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class ExactEvent(Event, gc=False):
-    """An event with ``ts`` as text, for µs since 1970, which a double cannot represent to the nanosecond."""
+    """An event with ``ts`` as text: a double cannot represent µs since 1970 to the nanosecond."""
 
     ts: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -65,7 +65,7 @@ _IN_LIST = re.compile(rb"([\[,]\s*)" + _NUMBER + rb"(?=\s*[,\]])")
 _BACKSLASH = re.compile(rb'((?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))++)|\\')
 _TRAILING_COMMA = re.compile(rb",(\s*[}\]])")
 _BLANKS = bytes(b if b >= 0x20 or b in (0x0A, 0x0D, 0x09) else 0x20 for b in range(256))
-"""Translation table that replaces control characters, except line ends and tabs, by blanks."""
+"""Translation table that replaces control characters by blanks, except line ends and tabs."""
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
@@ -73,7 +73,7 @@ def repair(text: bytes | bytearray) -> bytes:
     """``text`` with common errors replaced: NaN by null, raw backslashes by escaped ones, control characters by blanks, invalid
     UTF-8 by U+FFFD.
 
-    For whole batches that do not decode as they are.
+    Fast enough for whole batches. Used if they cannot be decoded unchanged.
     """
     repaired_text = _VALUE.sub(rb"\1null", bytes(text))
     if b"\\" in repaired_text:
@@ -87,7 +87,7 @@ def repair(text: bytes | bytearray) -> bytes:
 
 
 def repair_event(text: bytes) -> bytes:
-    """A single event, or the keys around the events, with all known repairs, which are too slow for whole batches."""
+    """``text`` (a single event, or the keys around the events) with all known repairs, which are too slow for whole batches."""
     repaired_text = _IN_LIST.sub(rb"\1null", repair(text))
     repaired_text = _STRING.sub(
         lambda m: m.group(0).translate(_BLANKS).replace(b"\n", b" ").replace(b"\t", b" "), repaired_text
@@ -98,18 +98,18 @@ def repair_event(text: bytes) -> bytes:
 _BETWEEN = re.compile(rb"\}\s*,\s*\Z")
 _BEFORE_CLOSE = re.compile(rb"[}\[,]\s*\Z")
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{}\[\]]', re.DOTALL)
-"""A string, possibly unterminated, or a bracket. Possessive, so it never backtracks in a long string."""
+"""A string, possibly unterminated, or a bracket. Possessive, so that it never backtracks in a long string."""
 _NEXT_EVENT = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid)"\s*:)')
 LAYOUT_BYTES = 200
 """Longest white space between two events; Kineto writes four bytes."""
 _MAX_DEPTH = 1_000
-"""Deepest nesting of brackets; an event has four levels, and no decoder accepts this many."""
+"""Deepest accepted nesting of brackets; an event has four levels, and no decoder accepts this many."""
 _MAX_BRACKETS = 10_000
-"""Brackets that are tried for the end of an event before the exact scan."""
+"""Number of brackets that are tried as the end of an event before the exact scan."""
 
 
 class Scan(NamedTuple):
-    """Result of an exact scan: ``spans`` (start, end) of whole objects, and the index of the array's closing bracket or -1."""
+    """Result of an exact scan: ``spans`` (start, end) of complete objects, and the index of the array's closing bracket or -1."""
 
     spans: list[tuple[int, int]]
     closed_at: int
@@ -118,8 +118,8 @@ class Scan(NamedTuple):
 def boundaries(buffer: bytes | bytearray) -> Iterator[int]:
     """Yields candidates for the comma between two events, from the last to the first.
 
-    A wrong one, inside a nested list or a string, leaves brackets or quotes open, so the text before it does not decode and
-    the caller tries the next.
+    The text before a wrong candidate, inside a nested list or a string, has open brackets or quotes, so it cannot be decoded and the
+    caller tries the next candidate.
     """
     position = len(buffer)
     for _ in range(_MAX_BRACKETS):
@@ -131,7 +131,7 @@ def boundaries(buffer: bytes | bytearray) -> Iterator[int]:
 
 
 def closings(buffer: bytes | bytearray) -> Iterator[int]:
-    """Yields candidates for the bracket that closes the array, from the last to the first, to be tried in the same way."""
+    """Yields candidates for the bracket that closes the array, from the last to the first. See :func:`boundaries`."""
     position = len(buffer)
     for _ in range(_MAX_BRACKETS):
         if (position := buffer.rfind(b"]", 0, position)) < 0:
@@ -142,7 +142,7 @@ def closings(buffer: bytes | bytearray) -> Iterator[int]:
 
 
 def scan(buffer: bytes) -> Scan:
-    """Finds all whole events at the start of ``buffer`` by counting brackets outside of strings; slow but exact."""
+    """Finds all complete events at the start of ``buffer`` by counting brackets outside of strings. Slow but exact."""
     spans: list[tuple[int, int]] = []
     depth = begin = 0
     for match in _TOKEN.finditer(buffer):
@@ -163,7 +163,7 @@ def scan(buffer: bytes) -> Scan:
 
 
 def resume(buffer: bytes) -> int:
-    """Index of the next text that looks like an event, after one whose quotes or brackets do not close; -1 if none."""
+    """Index of the next text that looks like an event, after an event with unclosed quotes or brackets; -1 if there is none."""
     match = _NEXT_EVENT.search(buffer, 1)
     return match.end() if match else -1
 
@@ -173,22 +173,22 @@ Batch = list[Event] | list[ExactEvent]
 _KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _BOM = b"\xef\xbb\xbf"
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""RecursionError: nested deeper than the decoder's limit."""
+"""RecursionError: the nesting is deeper than the decoder's limit."""
 _MAX_TRIES = 4
-"""Boundaries that are tried before the exact scan; the first is right in every trace that Kineto writes."""
+"""Number of boundaries that are tried before the exact scan. The first is correct in every trace that Kineto writes."""
 _CLOSING = ord("]")
 _AFTER_LIST = re.compile(rb"\s*(?:[,}\0]|\Z)")
 _MAX_DAMAGES = 100
 """After this many damaged places, the rest of a file is not read."""
 _MAX_LOST_EVENTS = 20_000
-"""After this many malformed events, the rest is not read: each takes as long as a hundred valid ones."""
+"""After this many malformed events, the rest of a file is not read: each takes as long as a hundred valid ones."""
 MAX_EVENT_BYTES = 4 << 20
-"""A longer event is skipped. One with a Python stack has some hundred kilobytes."""
+"""Longer events are skipped. An event with a Python stack has some hundred kilobytes."""
 _MAX_BYTES_WITHOUT_EVENT = 64 << 20
 """Reading stops if the text before the events, or any text without an event, is longer."""
 _MAX_TOP_BYTES = 8 << 20
-"""Longest text before and after the events that is decoded: a few keys in most traces, some megabytes with thousands of
-ranks and many process groups. The decoded objects take many times this size."""
+"""Longest text before or after the events that is decoded: a few keys in most traces, some megabytes with thousands of ranks and many
+process groups. The decoded objects take many times this size."""
 
 
 def _open_list(*texts: bytes) -> bytearray:
@@ -205,33 +205,33 @@ class EventStream:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.exact = False
-        """Whether times are decoded as text from here on, see :meth:`decode_with_exact_times`."""
+        """Whether times are now decoded as text, see :meth:`decode_with_exact_times`."""
         self.top: dict[str, Any] = {}
         """Top-level keys except "traceEvents"."""
         self.top_unread = False
         """Whether the text before the events is too long to be decoded."""
         self.tail_unread = False
-        """Whether the text after the events is."""
+        """Whether the text after the events is too long to be decoded."""
         self.truncated = False
         self.lost_events = 0
         self.damages = 0
-        """Places where text that is no event was skipped."""
+        """Number of places at which text that is not an event was skipped."""
         self.oversized = 0
-        """Those of them where the text was too long to be an event."""
+        """Number of these places at which the text was too long for an event."""
         self.too_deep = False
-        """Whether some text was nested too deeply to be decoded."""
+        """Whether text was nested too deeply to be decoded."""
         self.repaired = False
         self._head = self._tail = b""
         self._closed = self._bare_list = False
         self._in_oversized_event = False
-        """Whether the buffer begins inside text that is too long to be an event."""
+        """Whether the buffer begins inside text that is too long for an event."""
         self._bytes_without_event = 0
         """Length of the text since the last event."""
         self._text: bytes | memoryview = b""
         """Text of the latest batch, for :meth:`decode_with_exact_times`."""
 
     def batches(self) -> Iterator[Batch]:
-        """Yields lists of events in file order. Raises :class:`UnusableInput` if the content is no trace."""
+        """Yields lists of events in file order. Raises :class:`UnusableInput` if the content is not a trace."""
         with closing(prefetch(self.source.pieces())) as pieces:
             rest, enough_bytes = self._find_events(pieces), 0
             for piece in pieces:
@@ -251,7 +251,7 @@ class EventStream:
                     self._bytes_without_event = 0
                 if self._too_damaged(0 if batch else len(buffer)):
                     break
-                # Do not scan an event that is longer than a piece again for each piece.
+                # An event that is longer than a piece is not scanned again for each piece.
                 enough_bytes = 0 if batch else 2 * len(rest)
         if not self._closed:
             yield from self._last_batches(_open_list(rest))
@@ -259,12 +259,12 @@ class EventStream:
         self._read_top()
 
     def decode_with_exact_times(self) -> list[ExactEvent]:
-        """Decodes the latest batch again, and all later ones, with times as text."""
+        """Decodes the latest batch again with times as text, as well as all later batches."""
         self.exact = True
         return EXACT_EVENTS.decode(self._text)
 
     def _too_damaged(self, bytes_without_event: int) -> bool:
-        """Whether too much of the file is damaged to read the rest; sets the source's ``read_error``."""
+        """Whether the file is so damaged that the rest is not read. If so, sets the source's ``read_error``."""
         self._bytes_without_event += bytes_without_event
         if self._bytes_without_event > _MAX_BYTES_WITHOUT_EVENT:
             why = f"holds {self._bytes_without_event >> 20} MiB in one go that are no events"
@@ -276,7 +276,7 @@ class EventStream:
         return True
 
     def _find_events(self, pieces: Iterable[bytes]) -> bytes:
-        """Reads up to the array's opening bracket and returns what follows it."""
+        """Reads up to the array's opening bracket and returns the text after it."""
         buffer, searched = b"", 0
         for piece in pieces:
             buffer += piece
@@ -298,9 +298,9 @@ class EventStream:
         raise UnusableInput(f"{self.source.path} holds no profiler events: {why}.")
 
     def _decode_up_to(self, buffer: bytearray, end: int) -> Batch | None:
-        """Decodes the events of ``buffer`` before ``end``, the index of the comma or bracket after one; None if that fails.
+        """Decodes the events of ``buffer`` before ``end``, the index of the comma or bracket after an event; None if that fails.
 
-        Overwrites that character with the closing bracket: a copy of the text takes a third of the time of decoding it.
+        Overwrites that character with the closing bracket, because copying the text takes a third of the time of decoding it.
         """
         before = buffer[end]
         buffer[end] = _CLOSING
@@ -316,7 +316,7 @@ class EventStream:
         return self._decode_up_to(_open_list(text, b"]"), len(text) + 1)
 
     def _decode_next(self, buffer: bytearray) -> tuple[Batch | None, bytes]:
-        """A batch of the whole events in ``buffer``, and the rest of the text."""
+        """(Batch of the complete events in ``buffer``, rest of the text)."""
         if self._in_oversized_event:
             return None, self._skip_broken(bytes(buffer[1:]))
         text = bytearray(repair(buffer)) if self.repaired else buffer
@@ -330,14 +330,14 @@ class EventStream:
         return self._decode_by_scan(bytes(text[1:]))
 
     def _repair_helps(self, buffer: bytes | bytearray) -> bool:
-        """Whether :func:`repair` changes this text; if so, all later text is repaired first."""
+        """Whether :func:`repair` changes this text. If so, all later text is repaired before it is decoded."""
         if self.repaired or repair(buffer) == buffer:
             return False
         self.repaired = True
         return True
 
     def _last_batches(self, buffer: bytearray) -> Iterator[Batch]:
-        """Yields the events at the end of the file; more than one batch if some text between them is damaged."""
+        """Yields the events at the end of the file, in several batches if text between them is damaged."""
         batch, rest = self._decode_last(buffer)
         if batch:
             yield batch
@@ -351,13 +351,13 @@ class EventStream:
             self.truncated = bool(unfinished) or not self._bare_list
 
     def _decode_last(self, buffer: bytearray) -> tuple[Batch | None, bytes]:
-        """The batch at the end of the file, and the rest of the text.
+        """(Batch at the end of the file, rest of the text).
 
         Also finds the array's closing bracket and the text after it.
         """
         text = bytearray(repair(buffer)) if self.repaired else buffer
         for end in islice(closings(text), 2 * _MAX_TRIES):
-            # A bracket inside damaged text is not the end.
+            # A bracket inside damaged text is not the end of the array.
             if not _AFTER_LIST.match(text, end + 1):
                 continue
             if (batch := self._decode_up_to(text, end)) is not None:
@@ -366,7 +366,7 @@ class EventStream:
         return self._decode_by_scan(bytes(text[1:]))
 
     def _decode_by_scan(self, buffer: bytes) -> tuple[Batch | None, bytes]:
-        """Like :meth:`_decode_next`, but with the exact scan, which finds the array's end and skips malformed events."""
+        """Like :meth:`_decode_next`, but uses the exact scan, which finds the array's end and skips malformed events."""
         spans, closed_at = scan(buffer)
         events = buffer
         if closed_at >= 0 and _AFTER_LIST.match(buffer, closed_at + 1):
@@ -384,7 +384,7 @@ class EventStream:
         return batch, rest
 
     def _one_by_one(self, texts: Iterable[bytes]) -> Batch:
-        """The events that can be decoded; counts the others in ``lost_events``."""
+        """The events that can be decoded. Counts the others in ``lost_events``."""
         good = []
         for text in texts:
             if self._decode(text) is None:
@@ -398,7 +398,7 @@ class EventStream:
         return self._decode(b",".join(good)) or []
 
     def _skip_broken(self, buffer: bytes) -> bytes:
-        """Skips an event that does not end within :data:`MAX_EVENT_BYTES`; returns the rest of the text."""
+        """Skips an event that does not end within :data:`MAX_EVENT_BYTES`. Returns the rest of the text."""
         if not self._in_oversized_event:
             if len(buffer) < MAX_EVENT_BYTES:
                 return buffer
@@ -412,7 +412,7 @@ class EventStream:
         return buffer[start:]
 
     def _read_top(self) -> None:
-        """Decodes the top-level keys before and after the events; if the latter are damaged, only those before."""
+        """Decodes the top-level keys before and after the events, or only those before if the others are damaged."""
         self.top_unread = len(self._head) > _MAX_TOP_BYTES
         self.tail_unread = len(self._tail) > _MAX_TOP_BYTES
         if self._bare_list or self.top_unread:

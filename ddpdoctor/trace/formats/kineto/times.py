@@ -1,4 +1,4 @@
-"""Numbers and times in a Chrome trace: µs with up to three decimals to exact integer ns."""
+"""Converts numbers and times in a Chrome trace: µs with up to three decimals to exact integer ns."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def ints(values: list[Any]) -> IntColumn:
 
 
 def positive(values: list[Any]) -> IntColumn:
-    """[values] as positive ids; -1 for any other value, including 0, Kineto's "none"."""
+    """[values] as positive ids; -1 for any other value, including 0, which is Kineto's "none"."""
     ids = ints(values)
     ids[ids <= 0] = -1
     return ids
 
 
 def as_int(value: Any) -> int:
-    """``value``, a number or its text, as an integer; -1 if it is not a whole number."""
+    """``value``, a number or the text of one, as an integer; -1 if it is not a whole number."""
     try:
         number = int(value, 0) if isinstance(value, str) else value
     except ValueError:
@@ -40,13 +40,13 @@ def as_int(value: Any) -> int:
 
 
 def stream_of(tid: Any) -> int:
-    """Stream number from a thread id: 7 from 7, "7" and old Kineto's "stream 7"."""
+    """Stream number of a thread id: 7 for 7, "7" and "stream 7" (old Kineto)."""
     return as_int(tid.removeprefix("stream").strip() if isinstance(tid, str) else tid)
 
 
 EXACT_BELOW_US = float(2**43)
-"""Below this a double's spacing is ≤ 2**-10 µs, so the nearest double lies within 0.49 ns of a µs value with three decimals
-and rounds back to it. Kineto's ``baseTimeNanoseconds`` is at most three months back: 7.9e12 µs < 2**43."""
+"""Below this, doubles are at most 2**-10 µs apart, so the nearest double is within 0.49 ns of a µs value with three decimals
+and rounds back to it. Kineto's ``baseTimeNanoseconds`` is at most three months ago: 7.9e12 µs < 2**43."""
 MISSING_NS = np.iinfo(np.int64).min
 """Marks a time that is not a number or out of range."""
 _LIMIT_US = float(LIMIT_NS // 1000)
@@ -60,11 +60,11 @@ _DOUBLES = msgspec.json.Decoder(list[float])
 
 
 class InexactTimesError(ValueError):
-    """The times are too large for doubles to keep the nanoseconds: decode their text instead."""
+    """The times are too large for doubles to represent the nanoseconds, so their text must be decoded instead."""
 
 
 def from_numbers(values: list[Any], *, rounded: bool = False) -> IntColumn:
-    """[values] times in ns from decoded numbers in µs; :data:`MISSING_NS` for a value that is no number.
+    """[values] times in ns from decoded numbers in µs; :data:`MISSING_NS` for a value that is not a number.
 
     Raises :class:`InexactTimesError` if a double cannot represent the nanoseconds, unless ``rounded``.
     """
@@ -86,10 +86,10 @@ def from_numbers(values: list[Any], *, rounded: bool = False) -> IntColumn:
 
 
 def from_text(values: Sequence[bytes | msgspec.Raw]) -> IntColumn:
-    """[values] times in ns from their text in µs; :data:`MISSING_NS` for a text that is no number.
+    """[values] times in ns from their text in µs; :data:`MISSING_NS` for a text that is not a number.
 
-    Decodes the digits as integers without the decimal point. The ratio to the numbers as doubles, exact to a quarter of a
-    µs, gives the number of decimals.
+    Decodes the digits without the decimal point as integers. The number of decimals follows from the ratio to the numbers as doubles,
+    which are exact to a quarter of a µs.
     """
     text = b"[" + b",".join(values) + b"]"
     try:
@@ -99,7 +99,7 @@ def from_text(values: Sequence[bytes | msgspec.Raw]) -> IntColumn:
         digits = np.array(_WHOLE.decode(text.replace(b".", b"")), np.int64)
         if len(digits) != len(values):
             raise ValueError
-    except (ValueError, OverflowError):  # text among them, "null", or a leading zero
+    except (ValueError, OverflowError):  # there are texts, "null", or leading zeros
         return np.fromiter(map(_text_ns, values), np.int64, len(values))
     ratio = np.ones(len(values))
     np.divide(digits, about_us, out=ratio, where=about_us != 0)

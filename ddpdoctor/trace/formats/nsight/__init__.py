@@ -1,10 +1,9 @@
-"""SQLite files that ``nsys export --type sqlite`` writes from a report of Nsight Systems.
+"""Reads SQLite files that ``nsys export --type sqlite`` writes from a report of Nsight Systems.
 
-A file has the events of all processes under one ``nsys``; each process that is a rank has an address, see :func:`parts`.
-The schema differs between versions and the file is untrusted: ``database`` looks up tables and columns, reads plain tables
-only, and treats missing ones as absent. ``identity`` finds the processes that are ranks, their rank, job and clock.
-``build`` reads the events of device and host, ``nccl`` NCCL's own description of its calls; ``reader`` infers the steps and puts all
-together.
+A file has the events of all processes started by one ``nsys``. Each process that is a rank has an address, see :func:`parts`.
+The schema differs between versions and the file is untrusted: ``database`` looks up tables and columns, reads only plain tables, and
+allows for missing ones. ``identity`` finds the processes that are ranks, with rank, world size, host and clock. ``build`` reads the events
+of device and host. ``nccl`` reads NCCL's description of its calls. ``reader`` calls these, and infers the steps.
 """
 
 from __future__ import annotations

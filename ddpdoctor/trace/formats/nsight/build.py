@@ -47,11 +47,11 @@ _COPY_KINDS = {
     1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
     11: "HtoD", 12: "DtoH", 13: "DtoD",
 }  # fmt: skip
-"""CUPTI's numbers of copy kinds, including managed memory; a file's own table of names takes precedence."""
+"""Copy kinds by CUPTI's numbers, including managed memory. The file's own table of names takes precedence."""
 _MEMORY = {
     0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static",
 }  # fmt: skip
-"""CUPTI's numbers of memory kinds."""
+"""Memory kinds by CUPTI's numbers."""
 _SIDES = {"HTOD", "DTOH", "HTOA", "ATOH", "ATOA", "ATOD", "DTOA", "DTOD", "HTOH", "PTOP"}
 
 
@@ -68,7 +68,7 @@ def add_device_work(database: Database, table: EventTable) -> None:
     for batch in database.batches(FILLS, (*_COMMON, "bytes")):
         _add(table, batch, "gpu_memset", ["Memset (Device)"] * len(batch["start"]))
     for batch in database.batches(GRAPHS, (*_COMMON, "graphId")):
-        # The kernels of the graph were not recorded, so it is one kernel.
+        # The kernels of the graph were not recorded, so the graph is added as one kernel.
         numbers = [f" {number}" if number != MISSING else "" for number in batch["graphId"].tolist()]
         _add(table, batch, "kernel", [f"CUDA graph{number}" for number in numbers])
 
@@ -101,7 +101,7 @@ def durations(batch: Batch) -> IntColumn:
 
 
 def _copy(kinds: tuple[int, int, int], copy_kinds: Mapping[int, str], memory: Mapping[int, str]) -> str:
-    """Kineto's name of such a copy: ``Memcpy HtoD (Pinned -> Device)``."""
+    """Kineto's name of a copy, such as ``Memcpy HtoD (Pinned -> Device)``."""
     way, source, target = kinds
     if way not in copy_kinds:
         return "Memcpy"
@@ -111,7 +111,7 @@ def _copy(kinds: tuple[int, int, int], copy_kinds: Mapping[int, str], memory: Ma
 
 
 def _copy_kinds_in(database: Database) -> dict[int, str]:
-    """Copy kinds by the file's own numbers, such as that of CUDA_MEMCPY_KIND_HTOD."""
+    """Copy kinds by the file's own numbers, such as HtoD for the number of CUDA_MEMCPY_KIND_HTOD."""
     ends = {
         number: name.rpartition("_")[2].upper()
         for number, name in database.first_rows("ENUM_CUDA_MEMCPY_OPER", "id", "name")
@@ -121,7 +121,7 @@ def _copy_kinds_in(database: Database) -> dict[int, str]:
 
 
 _VERSION = re.compile(r"_v\d{4,5}$")
-"""Nsight Systems appends the CUDA version that introduced a function: cudaLaunchKernel_v7000."""
+"""Suffix that Nsight Systems appends, the CUDA version that introduced a function: cudaLaunchKernel_v7000."""
 _DRIVER = re.compile(r"cu[A-Z]")
 
 
@@ -143,7 +143,7 @@ def add_calls(database: Database, table: EventTable) -> None:
 
 
 def _call(text: str, table: str) -> tuple[str, str]:
-    """(Name as Kineto writes it, category) of a call."""
+    """(Kineto's name, category) of a call."""
     if table == OS_CALLS:
         return text, "os_runtime"
     name = _VERSION.sub("", text)
@@ -151,18 +151,18 @@ def _call(text: str, table: str) -> tuple[str, str]:
 
 
 _MAX_MEMOIZED = 1 << 16
-"""Range texts whose parsed form is memoized; texts repeat unless operators are numbered."""
+"""Most range texts whose parsed form is memoized. Texts repeat unless operators are numbered."""
 
 
 class NvtxRange(NamedTuple):
-    """An NVTX range that later stages evaluate; times as in the file."""
+    """An NVTX range that later stages evaluate, with the file's times."""
 
     name: str
     start: int
     end: int
     thread: int
     payload: Fields
-    """Payload of the range, values by label; {} without one."""
+    """Values of the range's payload by label; {} without one."""
 
 
 class ProcessRanges(msgspec.Struct, frozen=True):
@@ -174,13 +174,13 @@ class ProcessRanges(msgspec.Struct, frozen=True):
 
 
 def read_ranges(database: Database, table: EventTable, found: ProcessRanges) -> None:
-    """Appends the process's ranges to ``table``, and annotations and NCCL calls to ``found``. Ranges that were still open when the
-    recording ended are skipped. Raises :class:`DamagedError`."""
+    """Appends the process's ranges to ``table``, and annotations and NCCL calls to ``found``. Ranges that were open when the recording
+    ended are skipped. Raises :class:`DamagedError`."""
     payloads = Payloads(database)
     parse = lru_cache(_MAX_MEMOIZED)(parse_range_text)
     columns = ("start", "end", "globalTid", "textId")
     for batch in database.batches(NVTX, columns, ("text",), ("binaryData",), 'e."end" >= e.start'):
-        # A range without a text of its own refers to a registered one.
+        # A range without a text refers to a registered string.
         is_own = np.array([text is not None for text in batch["text"]], bool)
         registered = database.strings(np.where(is_own, MISSING, batch["textId"]))
         parsed = [parse(own or known) for own, known in zip(batch["text"], registered, strict=True)]
@@ -212,9 +212,9 @@ class EventTable(ColumnParts):
         self._names = Interner()
         self._categories = Interner()
         self._lanes = Interner()
-        """(None, global thread id) or (device, stream)."""
+        """Lane by (None, global thread id) or (device, stream)."""
         self.rows_without_time = 0
-        """Rows that were dropped because their times are missing or out of range."""
+        """Number of rows that were dropped because their times are missing or out of range."""
 
     def add(
         self,
@@ -230,8 +230,8 @@ class EventTable(ColumnParts):
         moved: IntColumn | None = None,
         shapes: Sequence[str] = (),
     ) -> None:
-        """Appends those of N events that have valid times; times as in the file, absent numbers are :data:`MISSING`. ``thread``: global
-        thread ids; None for device events. ``moved``: bytes."""
+        """Appends the events that have valid times. All sequences have one entry per event; times are the file's, and absent numbers are
+        :data:`MISSING`. ``thread``: global thread ids, None for device events. ``moved``: bytes."""
         good = (start > -LIMIT_NS) & (start < LIMIT_NS) & (duration >= 0) & (duration <= MAX_DURATION_NS)
         self.rows_without_time += int((~good).sum())
         count = len(name)
@@ -261,7 +261,7 @@ class EventTable(ColumnParts):
         return ids
 
     def name(self, text: str) -> int:
-        """Id of a name, which is added if it is new."""
+        """Id of a name. New names are added."""
         return self._names[text]
 
     @property
@@ -270,7 +270,7 @@ class EventTable(ColumnParts):
         return {number: lane for lane, (kind, number) in enumerate(self._lanes) if kind is None}
 
     def finish(self, meta: TraceMeta, base_ns: int) -> RankTrace:
-        """The trace without collectives, with rows sorted and ``base_ns`` added to all starts."""
+        """The trace without collective metadata, with rows sorted and ``base_ns`` added to all starts."""
         self.keep_times_within(base_ns)
         columns, _ = self.sorted(base_ns)
         names, categories = list(self._names), list(self._categories)

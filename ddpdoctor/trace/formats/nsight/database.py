@@ -1,8 +1,8 @@
 """Reads plain tables of an untrusted SQLite file, and parses the texts and payloads of NVTX ranges.
 
-The file is opened read-only and immutable, so SQLite reads no journal next to it. An authorizer rejects all that a schema
-can have besides tables: views, triggers, virtual tables, generated columns, functions in indexes. Limits: rows per table by
-the file's size, some megabytes per value, all texts together a few times the file's size, and the total time by the size.
+The file is opened read-only and immutable, so SQLite reads no journal next to it. An authorizer rejects everything that a schema
+can have besides tables: views, triggers, virtual tables, generated columns, functions in indexes. Limits: some megabytes per value;
+limits of the rows per table, of all texts together (a few times the file's size), and of the total time depend on the file's size.
 A value of an unexpected type counts as absent.
 """
 
@@ -28,7 +28,7 @@ from ddpdoctor.trace.formats.kineto.build import is_annotation_name
 from ddpdoctor.trace.sources import report_progress
 
 Fields = dict[str, int]
-"""Label of a payload entry, as NCCL names it → value."""
+"""NCCL's label of a payload entry → value."""
 RANKS, RANK, COMMUNICATOR, MESSAGE_BYTES = (
     "No. of ranks",
     "Rank",
@@ -62,7 +62,7 @@ class Payloads:
                 self._fields[schema].append((name, _FORMATS[kind], at))
 
     def decode(self, data: bytes | None) -> Fields:
-        """Values of a range's payload by label; {} without one, or if the file does not describe its schema."""
+        """Values of a range's payload by label; {} without a payload, or if the file does not describe its schema."""
         if data is None or not _HEAD.size <= len(data) <= _MAX_PAYLOAD_BYTES:
             return {}
         _, _, schema, _, size, whole = _HEAD.unpack_from(data)
@@ -77,16 +77,16 @@ class Payloads:
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-"""CUDA graphs recorded as one event each, the default of Nsight Systems."""
+"""CUDA graphs recorded as one event each, which is the default of Nsight Systems."""
 COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
 FILLS = "CUPTI_ACTIVITY_KIND_MEMSET"
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 NVTX = "NVTX_EVENTS"
 OS_CALLS = "OSRT_API"
 NAMES = ("demangledName", "shortName", "mangledName")
-"""Columns of a kernel's name, in order of preference; the first is what Kineto writes."""
+"""Columns of a kernel's name, in order of preference. Kineto writes the first one."""
 EXPORT_TABLES = frozenset((KERNELS, GRAPHS, COPIES, FILLS, RUNTIME, NVTX, OS_CALLS))
-"""A file with any of these tables is an export of Nsight Systems."""
+"""Tables of which an export of Nsight Systems has at least one."""
 OPERATOR, ANNOTATION, LIBRARY = "cpu_op", "user_annotation", "library"
 
 _FIELDS = (", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = ")
@@ -97,7 +97,7 @@ _NAMESPACE = re.compile(
 )
 """Namespaces of operators without appended fields."""
 _OPERATOR = re.compile(r"(?!FSDP::)[\w.]+::[\w.:]+$|record_param_comms$|detach$|[a-z]\w*_$|\w+Backward\d*$")
-"""Names with appended fields that are operators: of any namespace, or in-place, autograd and profiler ones without."""
+"""Names of operators with appended fields: of any namespace, or in-place, autograd and profiler ones without a namespace."""
 _LIBRARY = re.compile(r"nccl[A-Z]|cu(?:blas|dnn|sparse|solver|fft|tensor|rand)|cub::|thrust::|nvshmem|ucp?_")
 """Calls of libraries that push their own NVTX ranges."""
 _TRAINING_PREFIXES = (
@@ -111,16 +111,16 @@ class Range(msgspec.Struct, frozen=True):
     name: str
     category: str
     shapes: str = ""
-    """Dimensions of an operator's inputs as compact JSON, "" if unknown."""
+    """Dimensions of an operator's inputs as compact JSON; "" if unknown."""
 
 
 def is_training_range(text: str | None) -> bool:
-    """Whether only a training process pushes such a range."""
+    """Whether only training processes push such a range."""
     return text is not None and text.startswith(_TRAINING_PREFIXES)
 
 
 def parse_range_text(text: str) -> Range:
-    """Name, category and shapes from the text of a range."""
+    """Parses the text of a range."""
     if _LIBRARY.match(text):
         return Range(text, LIBRARY)
     begins = [place for field in _FIELDS if (place := text.find(field)) > 0]
@@ -134,7 +134,7 @@ def parse_range_text(text: str) -> Range:
 
 
 def _is_operator(name: str, rest: str) -> bool:
-    """Whether an emitted name is an operator's; an annotation has no autograd sequence number."""
+    """Whether a name from ``emit_nvtx`` is an operator's. Annotations have no autograd sequence number."""
     if is_annotation_name(name):
         return False
     numbered = rest.startswith(_FIELDS[0]) and not rest.startswith(", seq = -")
@@ -142,32 +142,32 @@ def _is_operator(name: str, rest: str) -> bool:
 
 
 PROCESS_BITS = 24
-"""A global thread id is the process's, shifted by this many bits, plus the thread's own."""
+"""A global thread id is the process key, shifted by this many bits, plus the thread id."""
 MISSING = np.iinfo(np.int64).min
 """Marks an absent number."""
 MAX_TEXT = 1 << 15
 """Longest text that is read; names of templated kernels have some thousand characters."""
 
 _BATCH_ROWS = 1 << 13
-"""Rows per batch; at most some hundred megabytes with the longest texts and payloads."""
+"""Rows per batch. A batch takes at most some hundred megabytes with the longest texts and payloads."""
 _MAX_READS = 16
-"""How often the file's size may be read in texts and payloads; some tables are read several times."""
+"""Limit of the texts and payloads that are read, as a multiple of the file's size. Some tables are read several times."""
 _MIN_BYTE_BUDGET = 64 << 20
 _MIN_ROW_BYTES = 8
-"""Least size of an event's row: its length, header, two times and a name."""
+"""Smallest size of an event's row: its length, header, two times and a name."""
 _MAX_VALUE_BYTES = 64 << 20
-"""Longest value. The job's output is stored among the strings, but no event refers to it."""
+"""Longest value. The strings include the job's output, but no event refers to it."""
 _MIN_TIMEOUT_S = 120.0
 _MIN_BYTES_PER_S = 500_000
-"""Slowest accepted reading; one busy processor reads about twenty million bytes per second."""
+"""Slowest accepted rate. A busy processor reads about twenty million bytes per second."""
 _MAX_TIMEOUT_S = 4 * 3600.0
-"""Upper bound of the time limit, because a sparse file has any size."""
+"""Limit of the timeout, because a sparse file may have any size."""
 _IDS_PER_QUERY = 500
 """Ids per query; SQLite allows some thousands."""
 _INSTRUCTIONS = 200_000
-"""SQLite instructions between two checks of the time limit, some milliseconds."""
+"""SQLite instructions between two checks of the timeout, which take some milliseconds."""
 _BROKEN = (sqlite3.Error, UnicodeError)
-"""Errors of reading. UnicodeError: SQLite's message quotes a name of a damaged schema."""
+"""Errors of damaged files. UnicodeError: SQLite's message quotes a name in a damaged schema."""
 _SELECTS = frozenset((sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ))
 _FUNCTIONS = frozenset(("substr", "typeof", "coalesce", "length"))
 _PRAGMAS = frozenset(("table_xinfo",))
@@ -178,18 +178,18 @@ Batch = dict[str, Any]
 
 
 class DamagedError(Exception):
-    """The rest of the file cannot be read; the text follows the file's name in a sentence: "is damaged"."""
+    """The rest of the file cannot be read. The text continues a sentence after the file's name: "is damaged"."""
 
 
 class Database:
-    """Tables of one file; a context manager."""
+    """The tables of one file. A context manager."""
 
     def __init__(self, path: str) -> None:
         """Raises :class:`UnusableInput` if ``path`` cannot be opened as SQLite."""
         self.path = path
         self.process: int | None = None
-        """Process key, as :func:`.identity.process_of` gives it. If it is set, :meth:`batches` reads only the rows of this process
-        from tables that have a column of global ids."""
+        """Process key from :func:`.identity.process_of`. If it is set, :meth:`batches` reads only the rows of this process from tables
+        that have a column of global ids."""
         try:
             size = Path(path).stat().st_size
             uri = f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1"
@@ -227,7 +227,7 @@ class Database:
         return data.decode("utf-8", "replace")
 
     def _count(self, count: int) -> None:
-        """Counts bytes read; raises :class:`DamagedError` over the limit. Pages of a damaged file may repeat each other."""
+        """Counts bytes read. Raises :class:`DamagedError` above the limit: a damaged file may refer to a page many times."""
         self._bytes_left -= count
         if self._bytes_left < 0:
             raise DamagedError("holds more text than it has room for")
@@ -243,7 +243,7 @@ class Database:
         self._connection.close()
 
     def _find_tables(self) -> None:
-        """Finds name and columns of each plain table."""
+        """Finds the names and columns of all plain tables."""
         listed = self._rows("SELECT name, sql FROM sqlite_master WHERE type = 'table'", ())
         for name, sql in [(row[0], row[1]) for batch in listed for row in batch]:
             if not isinstance(name, str) or not isinstance(sql, str) or "\0" in name:
@@ -264,12 +264,12 @@ class Database:
         return table in self.tables and self.tables[table].issuperset(columns)
 
     def track_progress(self, tables: Iterable[str]) -> None:
-        """Report progress while these tables are read."""
+        """Reports progress while these tables are read."""
         self._pending_rows = {table: self._last_row(table) for table in tables if table in self.tables}
         self._expected_rows, self._passed_rows = sum(self._pending_rows.values()), 0
 
     def _last_row(self, table: str) -> int:
-        """Approximate number of rows: the last row id, because SQLite counts rows only by reading all of them."""
+        """Approximate number of rows: the last row id. SQLite would have to read all rows to count them."""
         sql = f"SELECT rowid FROM {_quoted(table)} ORDER BY rowid DESC LIMIT 1"
         try:
             number = next((row[0] for batch in self._rows(sql, ()) for row in batch), 0)
@@ -287,7 +287,7 @@ class Database:
     ) -> Iterator[Batch]:
         """Yields the rows of ``table`` that satisfy ``where``, in order; none if the file has no such table.
 
-        A column that the table lacks is absent in each row. ``raw`` columns are read as bytes. Raises :class:`DamagedError`.
+        Values of columns that the table lacks are absent. ``raw`` columns are read as bytes. Raises :class:`DamagedError`.
         """
         if table not in self.tables:
             return
@@ -320,7 +320,7 @@ class Database:
         self._passed_rows += self._pending_rows.pop(table, 0)
 
     def strings(self, ids: IntColumn) -> list[str]:
-        """[ids] the string of each; "" for :data:`MISSING` and where the file has none. Raises :class:`DamagedError`."""
+        """[ids] string of each; "" for :data:`MISSING` and unknown ids. Raises :class:`DamagedError`."""
         numbers = ids.tolist()
         new = set(numbers) - self._strings.keys() - {MISSING}
         if new and self.has("StringIds", "id", "value"):
@@ -340,7 +340,7 @@ class Database:
         self._strings |= dict.fromkeys(ids - self._strings.keys(), "")
 
     def first_rows(self, table: str, *columns: str, most: int = 100_000) -> list[tuple[Any, ...]]:
-        """The first rows, at most ``most``, of a descriptive table; [] if it lacks one of the columns or is damaged."""
+        """The first ``most`` rows of a descriptive table; [] if it lacks one of the columns or is damaged."""
         if not self.has(table, *columns):
             return []
         selected = ", ".join(
@@ -376,7 +376,7 @@ class Database:
 def _authorize(
     action: int, first: str | None, second: str | None, _database: object, through: str | None
 ) -> int:
-    """SQLite authorizer: allows reading tables, but not through views or triggers of the file."""
+    """SQLite authorizer that allows reading tables, but not by views or triggers of the file."""
     if through is not None:
         return sqlite3.SQLITE_DENY
     if action in _SELECTS:
@@ -393,7 +393,7 @@ def _quoted(name: str) -> str:
 
 
 def as_numbers(values: Sequence[Any]) -> IntColumn:
-    """[values] as int64; :data:`MISSING` for values that are no integers."""
+    """[values] as int64; :data:`MISSING` for values that are not integers."""
     try:
         return (
             np.fromiter(values, np.int64, len(values))

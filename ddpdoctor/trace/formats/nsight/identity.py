@@ -1,7 +1,7 @@
 """Finds the processes of an export that are ranks, and their rank, world size, host and clock.
 
-The rank comes from NCCL's description of a communicator; else from the launcher's environment variables, if Nsight Systems
-ran once per rank; else from torchrun's options, if Nsight Systems ran torchrun, which starts a host's ranks in order.
+The rank comes from NCCL's description of a communicator, else from the launcher's environment variables if Nsight Systems ran once per
+rank, else from torchrun's options if Nsight Systems ran torchrun, which starts a host's ranks in order.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from .database import (
 
 _PID_MASK = (1 << PROCESS_BITS) - 1
 _MAX_PROCESSES = 1024
-"""Most ranks in one file; a host has at most some dozens of devices."""
+"""Limit of the ranks in one file; a host has at most some dozens of devices."""
 
 
 class Process(msgspec.Struct, frozen=True):
     """A process that is a rank."""
 
     key: int | None
-    """Upper bits of the global ids of its threads; None if the file does not distinguish processes."""
+    """Upper bits of the global ids of the process's threads; None if the file does not distinguish processes."""
     devices: tuple[int, ...]
-    """Devices that ran its kernels."""
+    """Devices that ran kernels of the process."""
     communicates: bool
 
     @property
@@ -89,7 +89,7 @@ def _with_kernels(database: Database) -> Iterator[Process]:
                 communicating.add(key)
     except DamagedError:
         if not devices:
-            raise  # else the reader reports how much could be read
+            raise  # otherwise the reader reports how much could be read
     if set(devices) == {MISSING}:
         yield _only_process(database, devices[MISSING], bool(communicating))
         return
@@ -107,7 +107,7 @@ def _combinations(database: Database) -> Iterator[tuple[int, int, str]]:
 
 
 def _only_process(database: Database, devices: set[int], communicates: bool) -> Process:
-    """The only process that launched kernels, for a file that does not state which process ran them."""
+    """The process of a file that does not state which process ran the kernels. Raises UnusableInput if several processes launched some."""
     callers: set[int] = set()
     for batch in database.batches(RUNTIME, ("globalTid",)):
         callers.update(np.unique(process_of(batch["globalTid"])).tolist())
@@ -146,12 +146,12 @@ _LAUNCHERS = (
     ("PMIX_RANK", ""),
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
-"""Variables of rank and world size that torchrun, mpirun and srun set for each process."""
+"""Environment variables of rank and world size that torchrun, mpirun and srun set for each process."""
 _TORCHRUN = re.compile(r"(?:^|[/\s])torchrun\b|torch\.distributed\.(?:run|launch)\b")
 _OPTION = r"--{}(?:=|\s+)(\d{{1,7}})(?![\d:])"
 _NODES, _NODE_RANK = (re.compile(_OPTION.format(name)) for name in ("nnodes", r"node[-_]rank"))
 _NORMALISED_FROM_NS = 1_000_000_000_000_000_000
-"""Later times are ns since 1970: the export was run with ``--ts-normalize``."""
+"""Times from here on are ns since 1970, from an export with ``--ts-normalize``."""
 _MAX_TEXT = 1 << 10
 _MAX_DEVICES = 1024
 _DEVICE = {
@@ -164,11 +164,11 @@ _DEVICE = {
 }
 """Column of the table of GPUs → Kineto's name of the property."""
 RankIdentity = tuple[int | None, str, int | None]
-"""(rank of a process, its source as :attr:`TraceMeta.rank_from`, world size)."""
+"""(Rank of a process, source as in :attr:`TraceMeta.rank_from`, world size)."""
 
 
 class ExportMetadata:
-    """A file's metadata on how it was recorded."""
+    """A file's metadata about its recording."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -196,7 +196,7 @@ class ExportMetadata:
 
     @property
     def devices(self) -> tuple[dict[str, Any], ...]:
-        """The machine's GPUs, with Kineto's names of properties."""
+        """Properties of the machine's GPUs, with Kineto's names."""
         known = [column for column in _DEVICE if self._database.has("TARGET_INFO_GPU", column)]
         rows = self._database.first_rows("TARGET_INFO_GPU", *known, most=_MAX_DEVICES) if known else []
         return tuple(
@@ -224,7 +224,7 @@ class ExportMetadata:
     def rank_identity(
         self, path: str, number: int, count: int, communicators: Sequence[Fields]
     ) -> RankIdentity:
-        """Identity of the process ``number`` among the ``count`` ranks of the file at ``path``; ``communicators`` are those it
+        """Identity of process ``number`` of the ``count`` ranks in the file at ``path``. ``communicators``: those that the process
         created."""
         world = self._world(count)
         if (found := _by_nccl(communicators, world, count)) is not None:
@@ -235,7 +235,7 @@ class ExportMetadata:
                     return rank, "distributedInfo", _number(self.environment.get(size)) or world
         if world is not None and (node := self._node(world, count)) is not None:
             return node * count + number, "distributedInfo", world
-        if count > 1:  # the file's name is not that of one rank
+        if count > 1:  # the file's name is not specific to one rank
             return None, "distributedInfo", world
         return *rank_and_source(path, None), world
 
@@ -249,7 +249,7 @@ class ExportMetadata:
         return int(nodes[1]) * count if nodes else None
 
     def _node(self, world: int, count: int) -> int | None:
-        """torchrun's node rank of this host; None if the rendezvous assigned it."""
+        """torchrun's node rank of this host; None if it is unknown, because the rendezvous assigned it."""
         if world == count:
             return 0
         match = _NODE_RANK.search(self.command)
@@ -258,7 +258,7 @@ class ExportMetadata:
 
 
 def _by_nccl(communicators: Sequence[Fields], world: int | None, count: int) -> RankIdentity | None:
-    """Identity from the communicator of all ranks; smaller ones have their own numbering. None if there is none."""
+    """Identity from the communicator of all ranks; None if there is none. Smaller communicators have other rank numbers."""
     found = [(one[RANKS], one[RANK]) for one in communicators if RANKS in one and RANK in one]
     size = max((ranks for ranks, _ in found), default=0)
     numbers = {rank for ranks, rank in found if ranks == size}

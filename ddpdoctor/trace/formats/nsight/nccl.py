@@ -1,7 +1,7 @@
-"""Matches NCCL kernels with NCCL's API calls, whose payloads have the communicator and the message size.
+"""Matches NCCL kernels with NCCL's API calls, whose payloads contain the communicator and the message size.
 
-A kernel is launched within its call, or within the ``ncclGroupEnd`` of the call's group. If a group has several calls, or a
-call several kernels, they cannot be matched.
+A kernel is launched during its call, or during the ``ncclGroupEnd`` of the call's group. Groups with several calls, and calls with
+several kernels, cannot be matched.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _OPERATIONS = {
     "ncclBcast": "broadcast",
     "ncclReduce": "reduce",
 }
-"""Calls whose kernel is one collective."""
+"""Calls whose kernel is a single collective."""
 _TRAFFIC = frozenset(
     (*_OPERATIONS, "ncclSend", "ncclRecv", "ncclAlltoAll", "ncclAllToAll", "ncclGather", "ncclScatter")
 )
 _PART_PER_RANK = ("allgather", "reducescatter")
-"""NCCL's message size of these is one rank's part; PyTorch's is the whole."""
+"""Operations whose message size in NCCL is one rank's part; PyTorch's size is that of all parts."""
 _DTYPE = "byte"
-"""Element type of the sizes, which are in bytes."""
+"""Element type, because sizes are in bytes."""
 
 
 class _LaunchRange(msgspec.Struct, frozen=True):
-    """A range during which NCCL launches kernels, and the calls that it launches."""
+    """A range during which NCCL launches kernels, and the calls whose kernels it launches."""
 
     start: int
     end: int
@@ -53,8 +53,8 @@ def with_collectives(
     lane_of: Mapping[int, int],
     base_ns: int,
 ) -> RankTrace:
-    """The trace with collective metadata from NCCL's ``calls``, whose times are relative to ``base_ns``. ``communicators`` are
-    those created during the recording; ``lane_of`` is the lane of each thread."""
+    """The trace with collective metadata from NCCL's ``calls``, whose times are relative to ``base_ns``. ``communicators``: those created
+    during the recording. ``lane_of``: lane of each thread."""
     sizes = {one[COMMUNICATOR]: one[RANKS] for one in communicators if COMMUNICATOR in one and RANKS in one}
     table: dict[str, list[int]] = defaultdict(list)
     names = Interner()
@@ -75,7 +75,7 @@ def with_collectives(
 
 
 def _bytes(operation: str, payload: Fields, sizes: Mapping[int, int]) -> int:
-    """Bytes that a rank sends or receives, whichever is more; -1 if unknown."""
+    """The larger of the bytes that a rank sends and receives; -1 if unknown."""
     size = payload.get(MESSAGE_BYTES, -1)
     ranks = sizes.get(payload.get(COMMUNICATOR, -1), -1) if operation in _PART_PER_RANK else 1
     whole = size * ranks
@@ -85,7 +85,7 @@ def _bytes(operation: str, payload: Fields, sizes: Mapping[int, int]) -> int:
 def _match_kernels(
     trace: RankTrace, calls: Sequence[NvtxRange], lane_of: Mapping[int, int], base_ns: int
 ) -> Iterator[tuple[int, int]]:
-    """Yields (row of the kernel in the trace, index in ``calls``) of each kernel that belongs to exactly one call."""
+    """Yields (row of the kernel in the trace, index in ``calls``) of each kernel that can be matched with a call."""
     launched = _launches(trace)
     threads: dict[int, list[int]] = defaultdict(list)
     for i, communicators in enumerate(calls):
@@ -113,7 +113,7 @@ def _match_kernels(
 
 
 def _launches(trace: RankTrace) -> dict[int, list[tuple[int, int]]]:
-    """Lane → (row of a communication kernel, start of the runtime call that launched it) of the kernels launched there."""
+    """Lane → list of (row of a communication kernel, start of the runtime call on this lane that launched it)."""
     kernels = np.flatnonzero(
         trace.category_mask("kernel") & trace.name_mask(classify.is_communication_kernel)
     )
@@ -127,7 +127,7 @@ def _launches(trace: RankTrace) -> dict[int, list[tuple[int, int]]]:
 
 
 def _launch_ranges(own: Sequence[int], calls: Sequence[NvtxRange]) -> Iterator[_LaunchRange]:
-    """Yields the ranges of one thread during which NCCL launches kernels, in order."""
+    """Yields the ranges of a thread during which NCCL launches kernels, in order."""
     depth = 0
     grouped: list[int] = []
     for i in own:

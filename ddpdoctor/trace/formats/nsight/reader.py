@@ -1,7 +1,7 @@
 """Reads one process of an Nsight Systems export into one rank's columns.
 
-If a trace has neither step annotations that :mod:`ddpdoctor.trace.classify` knows nor optimizer annotations, which ``emit_nvtx`` adds,
-steps are inferred from ranges that a script pushes: numbered ones (``iter 12``), else unnumbered ones around each step.
+If a trace has neither step annotations that :mod:`ddpdoctor.trace.classify` recognises nor optimizer annotations, which ``emit_nvtx`` adds,
+steps are inferred from the script's ranges: numbered ones (``iter 12``), else unnumbered ones around each step.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def read(path: str, rank: int | None) -> RankTrace:
 def _read_process(
     path: str, file: str, database: Database, processes: tuple[Process, ...], number: int, rank: int | None
 ) -> RankTrace:
-    """The trace of one of the ``processes``. Raises :class:`UnusableInput` if it has no readable event."""
+    """The trace of process ``number``. Raises :class:`UnusableInput` if it has no readable event."""
     process, table, ranges = processes[number], EventTable(), ProcessRanges()
     database.process = process.key
     errors = list(_fill(database, table, ranges))
@@ -88,7 +88,7 @@ def _read_process(
 
 
 def _fill(database: Database, table: EventTable, ranges: ProcessRanges) -> Iterator[str]:
-    """Reads all tables into columns; of a damaged table, the rows before the damage, which it yields as text."""
+    """Reads all tables into columns. Of a damaged table the rows before the damage are read. Yields a text per damage."""
     database.track_progress(sorted(EXPORT_TABLES))
     for reading in (add_device_work, add_calls, partial(read_ranges, found=ranges)):
         try:
@@ -98,7 +98,7 @@ def _fill(database: Database, table: EventTable, ranges: ProcessRanges) -> Itera
 
 
 def _add_steps(table: EventTable, ranges: ProcessRanges) -> bool:
-    """Whether the trace has step markers: known ones, or ones inferred from other ranges, which are added."""
+    """Adds step markers inferred from other ranges if there are no known ones. Returns whether the trace has step markers."""
     if has_step_markers(ranges.annotations):
         return True
     steps = infer_steps(ranges.annotations)
@@ -137,13 +137,13 @@ _WHOLE = re.compile(
     r"|(?:step|iter|iteration|train_loop_body)$",
     re.IGNORECASE,
 )
-"""Names of ranges around a whole step, Lightning's among them."""
+"""Names of ranges around a whole step, including Lightning's."""
 _NO_STEP = re.compile(r"micro|valid|val_|eval|test|optimizer|lr_|sched", re.IGNORECASE)
-"""Names of ranges that are part of a step or outside of training steps."""
+"""Names of ranges that are a part of a step or outside of training steps."""
 _MAX_NAME = 200
 _MIN_STEPS = 2
 _Row = tuple[int, NvtxRange]
-"""(number of the step, its range)."""
+"""(Number of a step, its range)."""
 
 
 def has_step_markers(ranges: Sequence[NvtxRange]) -> bool:
@@ -155,7 +155,7 @@ def has_step_markers(ranges: Sequence[NvtxRange]) -> bool:
 
 
 def infer_steps(ranges: Sequence[NvtxRange]) -> list[_Row]:
-    """Steps inferred from the names of ``ranges``; [] if no name repeats as steps do."""
+    """Steps inferred from the names of ``ranges``; [] if no ranges look like steps."""
     numbered: dict[tuple[int, str], list[_Row]] = defaultdict(list)
     whole: dict[tuple[int, str], list[_Row]] = defaultdict(list)
     for one in ranges:
@@ -173,7 +173,7 @@ def infer_steps(ranges: Sequence[NvtxRange]) -> list[_Row]:
 
 
 def _following(ranges: Mapping[tuple[int, str], list[_Row]]) -> Iterator[list[_Row]]:
-    """Yields the ranges of each name and thread, sorted by start, if there are at least ``_MIN_STEPS`` and they are disjoint."""
+    """Yields the ranges of each thread and name, sorted by start, if there are at least ``_MIN_STEPS`` and they do not overlap."""
     for rows in ranges.values():
         rows.sort(key=lambda row: row[1].start)
         if len(rows) >= _MIN_STEPS and all(a.end <= b.start for (_, a), (_, b) in pairwise(rows)):

@@ -1,6 +1,6 @@
 """Recognises exports of Nsight Systems by name and first bytes, and lists their ranks.
 
-Every analysed file is tested, so the code that opens a database is imported only if needed.
+Every analysed file is tested, so the code that opens databases is imported only if needed.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ MAGIC = b"SQLite format 3\0"
 
 
 def part_address(path: str, number: int, count: int) -> str:
-    """Address of process ``number`` of ``count`` in the file at ``path``; addresses sort as text by number."""
+    """Address of process ``number`` of ``count`` in the file at ``path``. The numbers are padded, so addresses sort by number."""
     return f"{path}#process-{number:0{len(str(count - 1))}d}"
 
 
 def split(path: str) -> tuple[str, int | None]:
-    """(file, number of the process or None) from a path that may be an address."""
+    """(File, number of the process or None) of a path that may be an address."""
     match = _PART.fullmatch(path)
-    if match is None or is_sqlite(path):  # a file may have such a name
+    if match is None or is_sqlite(path):  # a file's name may look like an address
         return path, None
     return match["file"], int(match["number"])
 
 
 def file_of(path: str) -> str:
-    """The file of the address ``path``; ``path`` itself if it is no address."""
+    """The file of the address ``path``; ``path`` itself if it is not an address."""
     return split(path)[0]
 
 
@@ -53,7 +53,7 @@ _SUFFIX = ".sqlite"
 def recognises(candidate: Candidate) -> bool:
     """See :class:`ddpdoctor.trace.formats.Format`.
 
-    An SQLite file without the usual suffix is opened, because many programs write SQLite.
+    An SQLite file without the usual suffix is opened to check its tables, because many programs write SQLite.
     """
     path, number = split(candidate.path)
     if number is not None:
@@ -75,7 +75,7 @@ def is_export(path: str) -> bool:
 
 
 def parts(candidate: Candidate) -> tuple[str, ...]:
-    """Address of each rank in the file; () if it has one rank, or is not a local export of Nsight Systems."""
+    """Address of each rank in the file; () if it has one rank or is not a local export of Nsight Systems."""
     path = candidate.path
     if is_url(path) or not (candidate.head or b"").startswith(MAGIC):
         return ()
