@@ -127,7 +127,7 @@ def _run(values: dict[str, Any], command: list[str]) -> NoReturn:
     outcome = run_job(command, asked_options(values), warn=_print)
     for sentence in (*outcome.unsaved, *outcome.notes, *_next_steps(outcome)):
         _print(sentence)
-    outcome.status.take()
+    outcome.status.exit_this_process()
 
 
 def _next_steps(outcome: Outcome) -> list[str]:

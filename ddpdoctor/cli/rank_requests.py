@@ -101,7 +101,11 @@ LEAD_S = 6.0
 and if a rank refuses, the request must be withdrawn before the window opens."""
 _ANSWER_S = 4.0
 _POLL_S = 0.5
-_MIN_SILENCE_S, _TIMES_LONGEST, _TIMES_IN_LONG_PHASE = 60.0, Tuning.times_longest, Tuning.times_in_long_phase
+_MIN_SILENCE_S, _TIMES_LONGEST, _TIMES_IN_LONG_PHASE = (
+    60.0,
+    Tuning.longest_gap_factor,
+    Tuning.long_phase_factor,
+)
 """Limit of the time without a finished step, see :func:`why_no_window`."""
 _SAVED_STATE, _FINAL_STATES = "saved", ("saved", "skipped", "failed")
 """States of a window in rank.json: success, and all final states."""
@@ -115,7 +119,7 @@ def capture(run: Path, steps: int, first: int | None) -> None:
     ranks = running_ranks(run)
     recover(str(run))
     live = LiveRun(run)
-    live.look()
+    live.update()
     if why := why_no_window(live, ranks, live.silent_s() or 0.0):
         raise UnusableInput(f"no window, because {why}")
     hosts_here = {live.ranks[rank.rank].host for rank in ranks if rank.rank in live.ranks}
@@ -252,7 +256,7 @@ def _wait_until_saved(run: Path, live: LiveRun, ranks: Sequence[Present], reques
     silent_since_s, progress = time.monotonic() - (live.silent_s() or 0.0), ""
     why = None
     while True:
-        live.look()
+        live.update()
         recover(str(run))
         states = {
             rank: next((c for c in _captures(folder) if c.get("number") == request.number), {})
@@ -271,7 +275,7 @@ def _wait_until_saved(run: Path, live: LiveRun, ranks: Sequence[Present], reques
         delete_requests(rank.spool, request.request, CAPTURE_ORDER)
     if why is not None:
         raise UnusableInput(f"the window is cancelled, because {why}")
-    live.look()  # ranks may have ended since
+    live.update()  # ranks may have ended since
     ended = f"the job {'was killed' if live.gone else 'ended'} before it was saved"
     for number, state in states.items():
         if state.get("state") != _SAVED_STATE:

@@ -59,7 +59,7 @@ def run_and_present(
         )
     except Exception as error:
         _say(f"the run could not be analysed; the recording is in {outcome.run}: {_error_text(error)}")
-    outcome.status.take()
+    outcome.status.exit_this_process()
 
 
 def _present(outcome: Outcome, report_options: ReportOptions, limit_s: float) -> None:

@@ -115,7 +115,7 @@ def command(
       ddpdoctor try --set loader.num_workers=4 --set ddp.bucket_cap_mb=50 -- torchrun --nproc-per-node 8 train.py
     """
     import_numpy_single_threaded()
-    from ddpdoctor.experiment import of_settings, parse_setting, tuning
+    from ddpdoctor.experiment import parse_setting, proposals_for, tuning
     from ddpdoctor.written import PATCH, TRIALS
 
     job: list[str] = ctx.meta["ddpdoctor.job"]
@@ -124,7 +124,7 @@ def command(
         return
     inputs = [*([] if run is None else [run]), *(word for word in job if os.path.isfile(word))]  # noqa: PTH113
     check_outputs(inputs, {"--json": (json_file, TRIALS), "--patch": (patch, PATCH)})
-    chosen = of_settings([parse_setting(text) for text in settings])
+    chosen = proposals_for([parse_setting(text) for text in settings])
     diagnosis = None if run is None else _diagnosis(run)
     if tune is not None:
         chosen += tuning(tune, _ranks_here(job, diagnosis))

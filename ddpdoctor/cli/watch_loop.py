@@ -24,7 +24,7 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.readable import is_readable
 from ddpdoctor.rundir import present_ranks, recover
-from ddpdoctor.telemetry import LiveRun, Sample, page_of, served
+from ddpdoctor.telemetry import LiveRun, Sample, metrics_server, page_of
 
 MIN_PAUSE_S = 5.0
 PAUSE_FACTOR = 10.0
@@ -96,7 +96,7 @@ class WatchedRun:
     def refresh(self) -> None:
         """Read the records of the ranks since the last refresh."""
         recover(str(self._path))
-        self._live.look()
+        self._live.update()
         self._now = {}
         for each in present_ranks(str(self._path)):
             progress = each.progress
@@ -232,7 +232,7 @@ def serve_findings(
         return findings_page(diagnosis, time.monotonic() - made_s)
 
     try:
-        scrapes = served(address, page)
+        scrapes = metrics_server(address, page)
     except (OSError, OverflowError) as error:
         raise DdpDoctorError(
             f"--prometheus: {address[0]}:{address[1]} cannot be served on: {error}."

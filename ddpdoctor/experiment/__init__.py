@@ -15,6 +15,6 @@ bounded number of steps; :mod:`ddpdoctor.hook.trial` applies the settings. Modul
 
 from .measuring import Experiment, Plan
 from .patches import patch_of
-from .proposals import Proposal, of_settings, proposals, tuning, with_expectation
+from .proposals import Proposal, proposals, proposals_for, tuning, with_expectation
 from .running import Budget, Command, own_command, run_trial
 from .settings import parse_setting, setting_of

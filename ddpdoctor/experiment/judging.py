@@ -18,14 +18,14 @@ from ddpdoctor.measure.numerics import mean_error, normal
 from .running import Trial
 from .settings import Results
 
-_WRONG, _LOOKS = 0.011, 5
+_LEVEL, _LOOKS = 0.011, 5
 """Significance level per look, and the number of looks for which it holds. After each round from the third on there is one look. With more
 looks, as with ``--rounds 50``, the level is multiplied by (5 / looks) ** 1.5. A constant level per look: Pocock, Biometrika 1977. Measured
 false-positive rate, by simulation of 8,000 jobs without any effect and one change at a time: 4.4 to 4.8 % within 7 rounds, 4.6 to 5.3 %
 within 50. With a constant 2 % per look: 6 to 8 %, and 7 to 15 %."""
-MEASURED_FROM = 3
+LEAST_ROUNDS = 3
 """Fewest rounds for an interval."""
-ALIKE = 0.02
+SAME_WITHIN = 0.02
 """Half width of the interval up to which an undecided change counts as "same", as a share of the step time."""
 _LAST_BITS = 1e-4
 """Relative difference of the norms of all parameters above which more than the last bits differ. Float32 rounds by 6e-8; rounding in a few
@@ -36,7 +36,7 @@ _MOST_LOSSES = 256
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, list[float] | None]:
     """(Mean, [low, high] of its confidence interval at ``level``). The interval is None for fewer than three values."""
     middle = float(np.mean(values))
-    if len(values) < MEASURED_FROM:
+    if len(values) < LEAST_ROUNDS:
         return middle, None
     half = normal(level) * mean_error(np.asarray(values, float), level)
     return middle, [middle - half, middle + half]
@@ -67,8 +67,8 @@ def ratios(rounds: Sequence[Round], rare: bool = False) -> list[float]:
 
 def change_of(logs: Sequence[float]) -> tuple[float, list[float] | None]:
     """(Relative change of the step time, its 95 % confidence interval corrected for repeated looks). Negative: faster."""
-    looks = max(len(logs) - MEASURED_FROM + 1, _LOOKS)
-    middle, ends = interval(logs, 1 - _WRONG * (_LOOKS / looks) ** 1.5)
+    looks = max(len(logs) - LEAST_ROUNDS + 1, _LOOKS)
+    middle, ends = interval(logs, 1 - _LEVEL * (_LOOKS / looks) ** 1.5)
     return math.expm1(middle), None if ends is None else [math.expm1(end) for end in ends]
 
 
@@ -81,7 +81,7 @@ def verdict(change_interval: Sequence[float] | None) -> str | None:
         return "faster"
     if low > 0:
         return "slower"
-    return "same" if high - low <= 2 * ALIKE else None
+    return "same" if high - low <= 2 * SAME_WITHIN else None
 
 
 def parity(
@@ -89,29 +89,29 @@ def parity(
 ) -> Parity | None:
     """Compare the model's parameters and losses with and without the change. None if they were not recorded. ``results``: the setting's
     possible effect on results."""
-    ours = [each.parameters for each in baseline if each.parameters]
-    theirs = [each.parameters for each in variant if each.parameters]
-    if not ours or not theirs:
+    baseline_parameters = [each.parameters for each in baseline if each.parameters]
+    variant_parameters = [each.parameters for each in variant if each.parameters]
+    if not baseline_parameters or not variant_parameters:
         return None
-    first, other = ours[0], theirs[0]
+    first, other = baseline_parameters[0], variant_parameters[0]
     losses = [[a, b] for a, b in zip(_losses(baseline), _losses(variant), strict=False)][:_MOST_LOSSES]
     norm, changed = _norm(first), _norm(other)
     differs = None if norm is None or changed is None or not norm else abs(changed - norm) / norm
     if norm is not None and changed is None:
         return Parity(same_bits=False, losses=losses, says=_NOT_FINITE, unexpected=True)
-    if len({each.get("sha256") for each in ours}) > 1:
-        return Parity(norm_differs=differs, losses=losses, says=_NEVER_THE_SAME)
-    if len(ours) < 2:
+    if len({each.get("sha256") for each in baseline_parameters}) > 1:
+        return Parity(norm_differs=differs, losses=losses, says=_NOT_REPRODUCIBLE)
+    if len(baseline_parameters) < 2:
         return Parity(norm_differs=differs, losses=losses)
     same = other.get("sha256") == first.get("sha256")
     if same:
         says = "The parameters are the same to the last bit."
         return Parity(same_bits=True, norm_differs=differs, losses=losses, says=says)
-    says, unexpected = _differing(differs, results)
+    says, unexpected = _difference_sentence(differs, results)
     return Parity(same_bits=False, norm_differs=differs, losses=losses, says=says, unexpected=unexpected)
 
 
-_NEVER_THE_SAME = (
+_NOT_REPRODUCIBLE = (
     "Two runs of the unchanged job already differ in their bits: "
     "it draws other random numbers each time, or goes on from what an earlier trial wrote."
 )
@@ -125,7 +125,7 @@ def _norm(parameters: Mapping[str, Any]) -> float | None:
     return norm if isinstance(norm, float) and math.isfinite(norm) else None
 
 
-def _differing(differs: float | None, results: Results) -> tuple[str, bool]:
+def _difference_sentence(differs: float | None, results: Results) -> tuple[str, bool]:
     """(Sentence on parameters that are not bitwise equal, whether that is unexpected for this setting)."""
     norms = "" if differs is None else f" (their norms by {differs:.0e})"
     if results is Results.SAME:

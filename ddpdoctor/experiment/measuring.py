@@ -12,7 +12,7 @@ import numpy as np
 import ddpdoctor
 from ddpdoctor.diagnose.trials import Baseline, TrialsReport, Variant
 
-from .judging import MEASURED_FROM, Round, change_of, interval, level_ms, parity, ratios, verdict
+from .judging import LEAST_ROUNDS, Round, change_of, interval, level_ms, parity, ratios, verdict
 from .proposals import Proposal
 from .running import (
     DEFAULT_PREFETCH,
@@ -31,10 +31,10 @@ from .settings import Results, setting_of
 Log = Callable[[str], None]
 MOST_ROUNDS = 7
 _FAILED_BASELINES = 2
-_LEAST_LIMIT_S, _LONGER = 180.0, 6.0
+_LEAST_LIMIT_S, _LIMIT_FACTOR = 180.0, 6.0
 """Time limit of a trial: at least 180 s, and 6 times the baseline's. A variant may compile or autotune first."""
 _MOST_WHY = 2000
-OF_BLOCKS = ("loader.num_workers", "loader.prefetch_factor", "loader.persistent_workers")
+BLOCK_SETTINGS = ("loader.num_workers", "loader.prefetch_factor", "loader.persistent_workers")
 """Settings that can be changed during a job."""
 _QUEUES = 4
 """Length of a trial in full queues of the loader. The first is excluded as warm-up. Even if a full queue is ready when measuring begins,
@@ -82,26 +82,26 @@ class _Arm:
 class Experiment:
     """Runs the trials of a plan. :meth:`answer` may be called at any time, also after :meth:`run` was interrupted."""
 
-    def __init__(self, plan: Plan, said: Log) -> None:
-        self._plan, self._log = plan, said
+    def __init__(self, plan: Plan, log: Log) -> None:
+        self._plan, self._log = plan, log
         self._baseline: list[Trial] = []
         self._arms = [_Arm(proposal) for proposal in plan.proposals]
         self._notes: list[str] = []
         self._queued = 0
         """Largest number of batches that loaders prepare ahead in any variant."""
         self._in_blocks = False
-        self._of_block_s = 0.0
+        self._block_s = 0.0
         """Seconds per block in the latest job with blocks."""
         self._steps = max([plan.steps, self._steps_for(()), *(each.least_steps for each in plan.proposals)])
 
     def run(self) -> None:
         """Run the trials A B A C A ..., with the order of the variants reversed in every other round."""
-        before = self._first()
+        before = self._run_first()
         self._in_blocks = self._plan.halving and all(
-            set(arm.proposal.settings) <= set(OF_BLOCKS) for arm in self._arms
+            set(arm.proposal.settings) <= set(BLOCK_SETTINGS) for arm in self._arms
         )
         if not self._in_blocks:
-            self._tell_what_time_allows(before)
+            self._note_short_budget(before)
         for number in range(self._plan.rounds):
             arms = [arm for arm in self._arms if not arm.decided and not arm.is_dropped]
             if number % 2:
@@ -122,7 +122,7 @@ class Experiment:
                     return
                 before = self._measure(arm, before)
             if self._plan.halving:
-                self._leave_slower_half()
+                self._drop_slower_half()
 
     def _round_in_one_job(self, arms: Sequence[_Arm]) -> bool:
         """Measure a round of all variants in one job, in blocks of steps. Returns False if the job does not allow that."""
@@ -142,22 +142,22 @@ class Experiment:
             arm.rounds.append(Round(before if number else after, trial, after))
             arm.update_verdict()
             self._log(f"{arm.proposal.words}: {_summary(trial)}, beside {_summary(after)} unchanged")
-        self._of_block_s = trials[0].took_s / len(trials)
-        self._baseline += [replace(trial, took_s=self._of_block_s) for trial in trials[2::2]]
+        self._block_s = trials[0].took_s / len(trials)
+        self._baseline += [replace(trial, took_s=self._block_s) for trial in trials[2::2]]
         return True
 
     def _has_time_for_blocks(self, arms: int) -> bool:
-        needed_s = (2 * arms + 1) * self._of_block_s
+        needed_s = (2 * arms + 1) * self._block_s
         return arms > 0 and self._has_time() and self._plan.budget.left_s > needed_s
 
-    def _first(self) -> Trial:
+    def _run_first(self) -> Trial:
         """Run the baseline's first trial. It shows the job's loaders, which determine the length of trials."""
-        first = self._as_it_is()
+        first = self._run_unchanged()
         needed = self._steps_for(first.loaders)
         if not first.why and first.ended_after is None and needed > self._steps and self._has_time():
             self._steps = needed
             self._baseline.clear()  # after another number of steps the model's parameters differ
-            first = self._as_it_is()
+            first = self._run_unchanged()
         if self._steps > self._plan.steps:
             self._note(
                 f"Trials took {self._steps} steps instead of {self._plan.steps}: "
@@ -175,10 +175,10 @@ class Experiment:
         if first.left_out:
             self._note(first.left_out)
         if first.ended_after is not None:
-            self._end_before(first.ended_after)
+            self._shorten_trials(first.ended_after)
         return first
 
-    def _end_before(self, own_end: int) -> None:
+    def _shorten_trials(self, own_end: int) -> None:
         """Handle a job that ended by itself after ``own_end`` steps: shorten the next trials, unless the plan says otherwise."""
         ended = f"The job came to its own end after {own_end} of {self._steps} steps"
         if not self._plan.to_the_end and own_end > LEAST_STEPS:
@@ -189,17 +189,17 @@ class Experiment:
                 f"{ended}, as each trial did: what it writes there was written again, and parameters were not compared."
             )
 
-    def _tell_what_time_allows(self, first: Trial) -> None:
+    def _note_short_budget(self, first: Trial) -> None:
         """Add a note if the budget is too short for a verdict on every change, by the duration of the ``first`` trial."""
         rounds_s = 2 * first.took_s * len(self._arms)
-        needed_s = MEASURED_FROM * rounds_s
+        needed_s = LEAST_ROUNDS * rounds_s
         if first.why or not rounds_s or self._plan.halving or self._plan.budget.left_s > needed_s:
             return
         whole = int(self._plan.budget.left_s / rounds_s)
         minutes = math.ceil((self._plan.budget.total_s - self._plan.budget.left_s + 1.2 * needed_s) / 60)
         self._note(
             f"A trial takes {first.took_s:.0f} s, so the time allows {whole} round{'' if whole == 1 else 's'}, and a verdict needs "
-            f"{MEASURED_FROM}: `--budget {60 * minutes}` would do."
+            f"{LEAST_ROUNDS}: `--budget {60 * minutes}` would do."
         )
 
     def _note(self, words: str) -> None:
@@ -212,19 +212,19 @@ class Experiment:
         queued = 0
         for settings in [{}, *(arm.proposal.settings for arm in self._arms)]:
             for workers, ahead in given:
-                of_loader = settings.get("loader.num_workers", workers)
-                queued = max(queued, of_loader * settings.get("loader.prefetch_factor", ahead))
+                loader_workers = settings.get("loader.num_workers", workers)
+                queued = max(queued, loader_workers * settings.get("loader.prefetch_factor", ahead))
         self._queued = queued
         return LEAST_WARM_UP + _QUEUES * min(queued, MOST_QUEUED) if queued else 0
 
-    def _leave_slower_half(self) -> None:
+    def _drop_slower_half(self) -> None:
         """Successive halving (Jamieson and Talwalkar, AISTATS 2016): drop the slower half of the variants that are undecided or faster."""
         running = [arm for arm in self._arms if arm.decided in ("", "faster") and not arm.is_dropped]
         by_speed = sorted(running, key=lambda arm: change_of(arm.ratios)[0])
         for arm in by_speed[max(1, (len(by_speed) + 1) // 2) :]:
             arm.is_dropped = True
 
-    def _as_it_is(self) -> Trial:
+    def _run_unchanged(self) -> Trial:
         trial = run_trial(self._plan.command, {}, self._steps, self._limit_s())
         self._baseline.append(trial)
         self._log(f"unchanged: {_summary(trial)}")
@@ -243,7 +243,7 @@ class Experiment:
             return before
         arm.rounds.append(Round(before, trial, before))  # in case of an interrupt before the next trial
         arm.update_verdict()
-        after = self._as_it_is()
+        after = self._run_unchanged()
         # The first baseline trial is not compared: it reads files from disk that later trials find in the page cache.
         arm.rounds[-1] = Round(after if before is self._baseline[0] else before, trial, after)
         arm.update_verdict()
@@ -257,7 +257,7 @@ class Experiment:
 
     def _limit_s(self) -> float:
         known = [trial.took_s for trial in self._baseline if not trial.why]
-        limit_s = max(_LEAST_LIMIT_S, _LONGER * max(known)) if known else self._plan.budget.total_s
+        limit_s = max(_LEAST_LIMIT_S, _LIMIT_FACTOR * max(known)) if known else self._plan.budget.total_s
         return max(1.0, min(limit_s, self._plan.budget.left_s))
 
     def answer(self, command: Sequence[str]) -> TrialsReport:
@@ -339,7 +339,7 @@ def _why(arm: _Arm, trials: Sequence[Trial], ends: Sequence[float] | None) -> st
         return "dropped from further rounds: others were faster"
     if not arm.decided and ends is None:
         each = " and ".join(f"{level_ms(trial, arm.proposal.in_some_steps):.3g} ms" for trial in trials)
-        return f"{len(trials)} of the {MEASURED_FROM} rounds that a verdict needs ({each})"
+        return f"{len(trials)} of the {LEAST_ROUNDS} rounds that a verdict needs ({each})"
     return "" if arm.decided else "trials differ by more than the change gains: more trials would decide"
 
 

@@ -38,13 +38,13 @@ from ddpdoctor.rundir import (
 )
 from ddpdoctor.telemetry.host import Cgroup
 
-from .scratch import copied, scratch_folder
+from .scratch import copy_folder, scratch_folder
 from .settings import ENVIRONMENT
 
 _END_S = 20.0
 """Time between SIGTERM and SIGKILL when a trial is ended."""
 _LOOK_S = 0.1
-_WATCHED_EVERY = 5
+_POLLS_PER_CHECK = 5
 """Number of polls per check of memory."""
 _LEAST_LEFT, _OF_BEGINNING = 0.03, 0.25
 """Share of the total memory, and share of the memory that was free at the trial's begin. If less than both is free, the trial is ended
@@ -64,7 +64,7 @@ class Watch:
             name: min(_LEAST_LEFT * room.whole, _OF_BEGINNING * room.left) for name, room in _rooms()
         }
 
-    def says(self) -> str:
+    def reason_to_end(self) -> str:
         """Why the trial must end; empty if enough memory is left."""
         for name, room in _rooms():
             if room.left < self._least.get(name, 0):
@@ -91,7 +91,7 @@ def _rooms() -> Iterator[tuple[str, _Room]]:
 
 
 def run_to_end(
-    command: Sequence[str], environment: Mapping[str, str], where: Path, log: Path, run: Path, limit_s: float
+    command: Sequence[str], environment: Mapping[str, str], cwd: Path, log: Path, run: Path, limit_s: float
 ) -> tuple[int | None, str]:
     """Run a command that records into ``run``, with its output in ``log``. Returns (exit code, why there is none). Its child processes are
     ended and its spools removed. Raises OSError if it cannot be started."""
@@ -100,7 +100,7 @@ def run_to_end(
         process = subprocess.Popen(
             command,
             env=environment,
-            cwd=where,
+            cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -119,8 +119,8 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float, watch: Watch) -> tup
         if time.monotonic() > deadline_s:
             return None, f"it had not ended after {limit_s:.0f} s"
         looks += 1
-        if looks % _WATCHED_EVERY == 0 and (says := watch.says()):
-            return None, says
+        if looks % _POLLS_PER_CHECK == 0 and (reason_to_end := watch.reason_to_end()):
+            return None, reason_to_end
         time.sleep(_LOOK_S)
     return process.returncode, ""
 
@@ -174,7 +174,7 @@ _SIGNAL = re.compile(r"Signal \d+ \((SIG[A-Z]+)\) received by PID")
 _ERROR = re.compile(r"^\s*(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Killed)\b.*)$")
 
 
-_OF_A_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
+_WORKER_ERROR = re.compile(r"Caught \w+ in DataLoader worker process")
 """torch's message about an error in a dataloader worker, which precedes the error itself."""
 
 
@@ -245,7 +245,9 @@ def run_trial(command: Command, settings: Mapping[str, Any], steps: int, limit_s
     variables = {name.partition(".")[2]: str(settings[name]) for name in settings if _is_variable(name)}
     with_variables = replace(command, environment={**command.environment, **variables})
     asked = {"set": in_rank, "steps": steps}
-    (trial,) = _recorded(with_variables, asked, limit_s, lambda run, why: [_read(run, why, steps, settings)])
+    (trial,) = _run_recorded(
+        with_variables, asked, limit_s, lambda run, why: [_read(run, why, steps, settings)]
+    )
     return trial
 
 
@@ -259,14 +261,14 @@ def run_blocks(
         "steps": steps * len(blocks),
         "blocks": [{"set": dict(each), "steps": steps} for each in blocks],
     }
-    return _recorded(command, asked, limit_s, lambda run, why: _read_blocks(run, why, steps, blocks))
+    return _run_recorded(command, asked, limit_s, lambda run, why: _read_blocks(run, why, steps, blocks))
 
 
 class BlocksError(Exception):
     """The job does not allow trials in blocks of one run."""
 
 
-def _recorded(
+def _run_recorded(
     command: Command, asked: Mapping[str, Any], limit_s: float, read: Callable[[Path, str], list[Trial]]
 ) -> list[Trial]:
     """Run the job and return ``read(run directory, why it failed)``. The reason is empty if it did not fail."""
@@ -288,19 +290,19 @@ def _recorded(
 def _run(command: Command, asked: Mapping[str, Any], limit_s: float, folder: Path) -> tuple[str, str]:
     """Run the job. Returns (why it failed, sentences on the copy of the working directory); each may be empty."""
     environment = {**command.environment, TRIAL: json.dumps(asked)}
-    where, left_out = Path.cwd(), ""
+    cwd, left_out = Path.cwd(), ""
     if command.copy:
-        where = folder / "copy"
-        environment["PWD"] = str(where)
+        cwd = folder / "copy"
+        environment["PWD"] = str(cwd)
         try:
-            left_out = copied(Path.cwd(), where, folder)
+            left_out = copy_folder(Path.cwd(), cwd, folder)
         except OSError as error:
             return f"the working directory cannot be copied: {error.strerror or error}", ""
-    ours = [*own_command(), "run", "--no-analysis", "--no-profile", "--no-telemetry", "-q"]
-    words = [*ours, "--out", str(folder / "run"), "--", *command.words]
-    code, why = run_to_end(words, environment, where, folder / "output", folder / "run", limit_s)
+    own_words = [*own_command(), "run", "--no-analysis", "--no-profile", "--no-telemetry", "-q"]
+    words = [*own_words, "--out", str(folder / "run"), "--", *command.words]
+    code, why = run_to_end(words, environment, cwd, folder / "output", folder / "run", limit_s)
     if code is not None and code != 0:
-        why = _words_of(folder / "output", code)
+        why = _failure_text(folder / "output", code)
     return why, left_out
 
 
@@ -317,14 +319,14 @@ def _is_variable(name: str) -> bool:
     return name.startswith(f"{ENVIRONMENT}.")
 
 
-def _words_of(log: Path, code: int) -> str:
+def _failure_text(log: Path, code: int) -> str:
     """How the job ended, with the first error in the last ``_LOG_BYTES`` of its output."""
     with log.open("rb") as source:
         source.seek(max(0, log.stat().st_size - _LOG_BYTES))
         lines = source.read().decode("utf-8", "replace").splitlines()
     errors = [found.group(1) for line in lines if (found := _ERROR.match(line))]
     own = [error for error in errors if "ChildFailedError" not in error]
-    own = [error for error in own if not _OF_A_WORKER.search(error)] or own
+    own = [error for error in own if not _WORKER_ERROR.search(error)] or own
     ended = f"it ended with signal {-code}" if code < 0 else f"it ended with exit code {code}"
     if not own and (signals := _SIGNAL.findall("\n".join(lines))):
         hint = ", as the kernel does when memory runs out" if signals[0] == "SIGKILL" else ""
@@ -332,7 +334,7 @@ def _words_of(log: Path, code: int) -> str:
     return f"{ended}: {own[0][:300]}" if own else ended
 
 
-def _opened(run: Path) -> tuple[list[RankRecord], list[dict[str, Any]]]:
+def _read_ranks(run: Path) -> tuple[list[RankRecord], list[dict[str, Any]]]:
     """The recorded ranks, and the ``trial`` documents of those that have one."""
     recorded = RunDirectory.open(str(run)) if run.is_dir() else None
     ranks = list(recorded.ranks) if recorded is not None else []
@@ -340,7 +342,7 @@ def _opened(run: Path) -> tuple[list[RankRecord], list[dict[str, Any]]]:
 
 
 def _read_blocks(run: Path, why: str, steps: int, blocks: Sequence[Mapping[str, Any]]) -> list[Trial]:
-    ranks, documents = _opened(run)
+    ranks, documents = _read_ranks(run)
     by_rank = [each.get("blocks") for each in documents]
     if not by_rank or not all(isinstance(each, list) and len(each) == len(blocks) for each in by_rank):
         raise BlocksError(why or "no rank was recorded")
@@ -356,12 +358,12 @@ def _read_blocks(run: Path, why: str, steps: int, blocks: Sequence[Mapping[str, 
             "loader.prefetch_factor", DEFAULT_PREFETCH
         )
         changes = {name: {"state": "applied"} for name in settings}
-        found.append(Trial(_behind_warm_up(times, min(queued, MOST_QUEUED)), changes, None, [], 0.0))
+        found.append(Trial(_after_warm_up(times, min(queued, MOST_QUEUED)), changes, None, [], 0.0))
     return found
 
 
 def _read(run: Path, why: str, steps: int, settings: Mapping[str, Any]) -> Trial:
-    ranks, documents = _opened(run)
+    ranks, documents = _read_ranks(run)
     changes = {
         name: _least_applied([each.get("changes", {}).get(name, {}) for each in documents])
         for name in settings
@@ -412,10 +414,10 @@ def step_times(ranks: Sequence[RankRecord], queued: int = 0) -> Array:
     """[steps] ms from end to end of consecutive steps after the warm-up, median over the ranks. ``queued``: number of batches that may be
     prepared when the warm-up ends; at least as many steps are excluded."""
     of_step = _by_step(ranks)
-    return _behind_warm_up([of_step[number] for number in sorted(of_step)], queued)
+    return _after_warm_up([of_step[number] for number in sorted(of_step)], queued)
 
 
-def _behind_warm_up(times: Sequence[float], queued: int) -> Array:
+def _after_warm_up(times: Sequence[float], queued: int) -> Array:
     return np.array(times[max(LEAST_WARM_UP, queued, round(WARM_UP_SHARE * len(times))) :])
 
 

@@ -61,24 +61,24 @@ MOST_BYTES, MOST_FILES = 4 << 30, 100_000
 """Limits of a copy. Each trial makes one: code is small, and datasets are better linked than copied."""
 _FREE_SHARE = 0.5
 """Limit of a copy's share of the free space. The job needs space, too."""
-_RUN, _SPECIAL, _CLOSED = "recorded run", "pipe, socket or device", "entry that may not be read"
+_RUN, _SPECIAL, _UNREADABLE = "recorded run", "pipe, socket or device", "entry that may not be read"
 _PLURAL = {
     _RUN: "recorded runs",
     _SPECIAL: "pipes, sockets or devices",
-    _CLOSED: "entries that may not be read",
+    _UNREADABLE: "entries that may not be read",
 }
 
 
-def copied(source: Path, target: Path, apart: Path) -> str:
-    """Copy ``source`` to ``target``, without the folder ``apart``. Returns sentences on files left out and on links out of the copy, or "".
+def copy_folder(source: Path, target: Path, excluded: Path) -> str:
+    """Copy ``source`` to ``target``, without the folder ``excluded``. Returns sentences on files left out and on links out of it, or "".
 
     Raises OSError, and copies nothing, if the copy would exceed :data:`MOST_BYTES`, :data:`MOST_FILES` or half of the free space.
     """
-    _check_size(source, os.path.realpath(apart), target)
+    _check_size(source, os.path.realpath(excluded), target)
     left: Counter[str] = Counter()
     links = list[Path]()
 
-    def stays(path: Path) -> bool:
+    def is_left_out(path: Path) -> bool:
         kind = _kind(path)
         if kind is not None:
             left[kind] += 1
@@ -87,23 +87,23 @@ def copied(source: Path, target: Path, apart: Path) -> str:
         return kind is not None or path.is_symlink() or os.path.realpath(path) == own
 
     def leave(folder: str, names: Sequence[str]) -> list[str]:
-        return [name for name in names if stays(Path(folder, name))]
+        return [name for name in names if is_left_out(Path(folder, name))]
 
     def copy(file: str, to: str) -> None:
         try:
             shutil.copy2(file, to)
         except PermissionError:
-            left[_CLOSED] += 1
+            left[_UNREADABLE] += 1
         except FileNotFoundError:  # the file was removed during the copy
             if os.path.lexists(file):
                 raise
 
-    own = os.path.realpath(apart)
+    own = os.path.realpath(excluded)
     try:
         shutil.copytree(source, target, ignore=leave, copy_function=copy)
     except shutil.Error as error:
         raise OSError(str(error.args[0][0][2])) from None
-    out = sum(_linked(path, source, target) for path in links)
+    out = sum(_copy_link(path, source, target) for path in links)
     kinds = [f"{count} {kind if count == 1 else _PLURAL[kind]}" for kind, count in left.items()]
     lacks = [f"The copy of the working directory lacks {' and '.join(kinds)}."] if kinds else []
     lead = "1 link leads" if out == 1 else f"{out} links lead"
@@ -111,11 +111,11 @@ def copied(source: Path, target: Path, apart: Path) -> str:
     return " ".join([*lacks, *leads_out])
 
 
-def _check_size(source: Path, apart: str, target: Path) -> None:
+def _check_size(source: Path, excluded: str, target: Path) -> None:
     disk = os.statvfs(next(folder for folder in target.parents if folder.exists()))
     most_bytes = min(MOST_BYTES, int(disk.f_bavail * disk.f_frsize * _FREE_SHARE))
     sizes, files = 0, 0
-    for size in _sizes(source, apart):
+    for size in _sizes(source, excluded):
         sizes, files = sizes + size, files + 1
         if sizes > most_bytes or files > MOST_FILES:
             why = (
@@ -130,14 +130,14 @@ def _check_size(source: Path, apart: str, target: Path) -> None:
             )
 
 
-def _sizes(folder: Path, apart: str) -> Iterator[int]:
+def _sizes(folder: Path, excluded: str) -> Iterator[int]:
     """Size of each file to be copied, in bytes."""
     for parent, folders, files in os.walk(folder):
         inside = [Path(parent, name) for name in folders]
         folders[:] = [
             path.name
             for path in inside
-            if not path.is_symlink() and _kind(path) is None and os.path.realpath(path) != apart
+            if not path.is_symlink() and _kind(path) is None and os.path.realpath(path) != excluded
         ]
         for name in files:
             with contextlib.suppress(OSError):
@@ -145,7 +145,7 @@ def _sizes(folder: Path, apart: str) -> Iterator[int]:
                 yield status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
-def _linked(path: Path, source: Path, target: Path) -> bool:
+def _copy_link(path: Path, source: Path, target: Path) -> bool:
     """Copy the link ``path``; a link within ``source`` then points into the copy. Returns whether it points to a writable target outside,
     other than an executable file."""
     root, leads_to = os.path.realpath(source), os.path.realpath(path)
@@ -161,9 +161,9 @@ def _kind(path: Path) -> str | None:
     try:
         mode = path.lstat().st_mode
     except OSError:
-        return _CLOSED
+        return _UNREADABLE
     if stat.S_ISDIR(mode):
         if not os.access(path, os.R_OK | os.X_OK):
-            return _CLOSED
+            return _UNREADABLE
         return _RUN if is_run_directory(str(path)) else None
     return None if stat.S_ISREG(mode) or stat.S_ISLNK(mode) else _SPECIAL

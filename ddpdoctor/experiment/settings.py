@@ -55,7 +55,7 @@ class Setting:
         return self.results is Results.MEANINGLESS
 
 
-def _truth(text: str) -> bool:
+def _boolean(text: str) -> bool:
     if text.lower() not in (*_YES, *_NO):
         raise ValueError(text)
     return text.lower() in _YES
@@ -85,7 +85,7 @@ def _text(text: str) -> str:
 
 
 def _switch(name: str, says: str, results: Results = Results.SAME) -> Setting:
-    return Setting(name, says, "true or false", _truth, results)
+    return Setting(name, says, "true or false", _boolean, results)
 
 
 def _choice(name: str, says: str, values: str, results: Results = Results.SAME) -> Setting:
@@ -155,10 +155,10 @@ def parse_setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise SettingError(f"--set {text}: give a name and a value, as in loader.num_workers=4.")
-    return name.strip(), parsed(name.strip(), value.strip())
+    return name.strip(), parse_value(name.strip(), value.strip())
 
 
-def parsed(name: str, text: str) -> Any:
+def parse_value(name: str, text: str) -> Any:
     """The value of a setting. Raises SettingError."""
     setting = setting_of(name)
     try:

@@ -29,7 +29,7 @@ PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 """Python ignores them from its start: https://docs.python.org/3/library/signal.html#general-rules"""
-_HANDS_ON_WHAT_IT_IGNORES = frozenset(
+_PASS_ON_IGNORED_SIGNALS = frozenset(
     ["sh", "bash", "dash", "ash", "busybox", "ksh", "mksh", "zsh", "systemd"]
 )
 """Parents whose children inherit the signals that they ignore: shells, and systemd, whose services start with SIGPIPE ignored
@@ -62,7 +62,7 @@ class Inherited:
     ignored: frozenset[int]
     death_signal: int
     """Signal that this process gets when its parent dies (PR_SET_PDEATHSIG); 0 for none."""
-    adopts: bool
+    adopts_orphans: bool
     """Whether orphaned descendants become children of this process (PR_SET_CHILD_SUBREAPER)."""
 
     def restore_signals(self) -> None:
@@ -71,12 +71,12 @@ class Inherited:
             signal.signal(number, signal.SIG_IGN if number in self.ignored else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
 
-    def hand_on(self, libc: ctypes.CDLL, launcher_pid: int) -> None:
+    def restore_in_child(self, libc: ctypes.CDLL, launcher_pid: int) -> None:
         """Restore the caller's signals and prctl settings in this process, which ``launcher_pid`` has just forked."""
         self.restore_signals()
-        if self.adopts:
+        if self.adopts_orphans:
             libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        # If the launcher is killed by SIGKILL, the job gets SIGTERM, and torchrun then ends its ranks (they have sessions of their own).
+        # If the launcher is killed by SIGKILL, the job gets SIGTERM, and torchrun then ends its ranks (they have other sessions).
         # The job's children do not inherit this setting, and a setuid command resets it.
         die_with_parent(self.death_signal or signal.SIGTERM, libc)
         if os.getppid() != launcher_pid:
@@ -91,32 +91,34 @@ def inherited(libc: ctypes.CDLL | None) -> Inherited:
     return Inherited(
         blocked=frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
         ignored=frozenset(ignored | _ignored_by_parent()),
-        death_signal=_asked(libc, PR_GET_PDEATHSIG),
-        adopts=bool(_asked(libc, PR_GET_CHILD_SUBREAPER)),
+        death_signal=_prctl_value(libc, PR_GET_PDEATHSIG),
+        adopts_orphans=bool(_prctl_value(libc, PR_GET_CHILD_SUBREAPER)),
     )
 
 
 def _ignored_by_parent() -> set[int]:
     """The signals of ``_IGNORED_BY_PYTHON`` that the parent ignores, too, if its children inherit that."""
     parent = os.getppid()
-    if procfs.status_field(parent, "Name") not in _HANDS_ON_WHAT_IT_IGNORES:
+    if procfs.status_field(parent, "Name") not in _PASS_ON_IGNORED_SIGNALS:
         return set()
     return procfs.signals_in(parent, "SigIgn") & set(_IGNORED_BY_PYTHON)
 
 
-def _asked(libc: ctypes.CDLL | None, question: int) -> int:
+def _prctl_value(libc: ctypes.CDLL | None, option: int) -> int:
     if libc is None:
         return 0
     import ctypes
 
-    answer = ctypes.c_int(0)
-    return answer.value if libc.prctl(question, ctypes.byref(answer), 0, 0, 0) == 0 else 0
+    value = ctypes.c_int(0)
+    return value.value if libc.prctl(option, ctypes.byref(value), 0, 0, 0) == 0 else 0
 
 
-def as_own(environment: Mapping[str, str], launcher_pid: int) -> dict[str, str]:
+def with_own_process_id(environment: Mapping[str, str], launcher_pid: int) -> dict[str, str]:
     """``environment`` with this process's id in the variables in which systemd stored ``launcher_pid``."""
-    mine = {name: str(os.getpid()) for name in _OWN_PROCESS_ID if environment.get(name) == str(launcher_pid)}
-    return {**environment, **mine}
+    own_id = {
+        name: str(os.getpid()) for name in _OWN_PROCESS_ID if environment.get(name) == str(launcher_pid)
+    }
+    return {**environment, **own_id}
 
 
 class CommandNotStartedError(Exception):
@@ -132,38 +134,38 @@ class UnpreparedError(Exception):
 
 
 @contextmanager
-def preparing(failed: str, but: type[Exception] = UnpreparedError) -> Iterator[None]:
-    """Context in which an error becomes an UnpreparedError with the text ``failed`` and the reason; errors of the class ``but`` pass."""
+def preparing(failed: str, passed: type[Exception] = UnpreparedError) -> Iterator[None]:
+    """Context in which errors become an UnpreparedError with the text ``failed`` and the reason, except those of the class ``passed``."""
     try:
         yield
-    except (UnpreparedError, CommandNotStartedError, but):
+    except (UnpreparedError, CommandNotStartedError, passed):
         raise
     except Exception as error:
-        raise UnpreparedError(f"{failed}: {words_of(error)}") from error
+        raise UnpreparedError(f"{failed}: {error_text(error)}") from error
 
 
-def words_of(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Text of an error, with its class name unless it is an OSError or UnpreparedError."""
     return str(error) if isinstance(error, (OSError, UnpreparedError)) else f"{type(error).__name__}: {error}"
 
 
-def say_alone(error: Exception, warn: Callable[[str], None]) -> None:
+def warn_unrecorded(error: Exception, warn: Callable[[str], None]) -> None:
     """Warn the user that the job runs unrecorded."""
     with suppress(Exception):
-        warn(f"nothing is recorded and the job runs alone, because {words_of(error)}.")
+        warn(f"nothing is recorded and the job runs alone, because {error_text(error)}.")
 
 
 def run_alone(command: Sequence[str], error: Exception) -> NoReturn:
     """Replace this process by ``command``; recording is impossible because of ``error``."""
-    say_alone(UnpreparedError(f"ddpdoctor cannot be loaded: {words_of(error)}"), _say)
+    warn_unrecorded(UnpreparedError(f"ddpdoctor cannot be loaded: {error_text(error)}"), _print_warning)
     try:
         replace_this_process(command, os.environ)
-    except CommandNotStartedError as not_started:
-        _say(str(not_started))
-        sys.exit(not_started.exit_code)
+    except CommandNotStartedError as failure:
+        _print_warning(str(failure))
+        sys.exit(failure.exit_code)
 
 
-def _say(sentence: str) -> None:
+def _print_warning(sentence: str) -> None:
     with suppress(OSError, ValueError):  # stderr is closed
         print(f"ddpdoctor: {plain(sentence)}", file=sys.stderr, flush=True)
 
@@ -175,11 +177,11 @@ def replace_this_process(command: Sequence[str], environment: Mapping[str, str])
     try:
         execute(list(command), dict(environment))
     except (OSError, ValueError) as error:
-        raise not_started(command[0], error) from error
+        raise not_started_error(command[0], error) from error
 
 
 def execute(command: list[str], environment: dict[str, str]) -> NoReturn:
-    """Replace this process by ``command``, which is searched for as a shell does. Raises OSError, ValueError."""
+    """Replace this process by ``command``, searched on the PATH as by a shell. Raises OSError, ValueError."""
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:
@@ -190,8 +192,8 @@ def execute(command: list[str], environment: dict[str, str]) -> NoReturn:
         os.execve("/bin/sh", ["/bin/sh", script, *command[1:]], environment)
 
 
-def not_started(program: str, error: Exception) -> CommandNotStartedError:
-    """The error for the user, with a shell's exit code, after ``error`` when ``program`` was executed."""
+def not_started_error(program: str, error: Exception) -> CommandNotStartedError:
+    """The user's error for ``error``, which was raised when ``program`` was to be executed, with a shell's exit code."""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return CommandNotStartedError(f"{program}: command not found.", 127)
     if isinstance(error, PermissionError):

@@ -31,10 +31,10 @@ from ddpdoctor.telemetry.host import Cgroup
 _LAUNCHERS = ("torchrun", "python", "python3")
 """Programs that start most jobs, tried in this order if no command is given."""
 _ANSWER = "DDPDOCTOR-ANSWER "
-_MOST_WORDS = 300
+_MAX_ERROR_CHARACTERS = 300
 _FIRST_LINE_BYTES = 512
-_MOST_BYTES = 1 << 20
-_END_S = 2.0
+_MAX_OUTPUT_BYTES = 1 << 20
+_KILL_TIMEOUT_S = 2.0
 _DEADLINE_S = 120.0
 """Importing torch from a cold network file system takes a minute."""
 _QUESTION = f"""
@@ -78,10 +78,10 @@ def interpreter_of(command: Sequence[str]) -> Interpreter:
         return Interpreter(sys.executable, False) if found is None else _interpreter(found)
     path = shutil.which(command[0])
     if path is None:
-        there = bool(command[0]) and Path(command[0]).exists()
+        exists = bool(command[0]) and Path(command[0]).exists()
         raise DdpDoctorError(
             f"{command[0]}: not executable: start it with python."
-            if there
+            if exists
             else f"{command[0] or 'the empty command'}: no such command here."
         )
     if not Path(path).is_file():
@@ -114,23 +114,23 @@ def probe_interpreter(interpreter: str) -> dict[str, Any]:
             folder, folder, HookOptions(profile_steps=None, hang_after_s=0), os.environ
         )
         try:
-            said = _said([interpreter, "-c", _QUESTION], environment, folder)
+            output = _output_of([interpreter, "-c", _QUESTION], environment, folder)
         except TimeoutError:
             return {"error": f"it did not answer within {_DEADLINE_S:.0f} s"}
         except (OSError, ValueError) as error:
             return {"error": (getattr(error, "strerror", None) or str(error)).lower()}
-    before, found, answer = said.rpartition(_ANSWER)
+    before, found, answer = output.rpartition(_ANSWER)
     try:
         if not found:
-            lines = (before or said).strip().splitlines() or ["nothing said"]
-            return {"error": f"it ended without an answer: {lines[-1][:_MOST_WORDS]}"}
+            lines = (before or output).strip().splitlines() or ["nothing said"]
+            return {"error": f"it ended without an answer: {lines[-1][:_MAX_ERROR_CHARACTERS]}"}
         known: dict[str, Any] = msgspec.to_builtins(msgspec.json.decode(answer.splitlines()[0], type=_Answer))
         return known
     except (msgspec.DecodeError, RecursionError, IndexError):
         return {"error": "its answer makes no sense"}
 
 
-def _said(command: Sequence[str], environment: Mapping[str, str], folder: str) -> str:
+def _output_of(command: Sequence[str], environment: Mapping[str, str], folder: str) -> str:
     """Output of a program up to its answer. The program and its child processes are then killed. Raises OSError, ValueError, and
     TimeoutError after ``_DEADLINE_S``."""
     process = subprocess.Popen(
@@ -143,24 +143,24 @@ def _said(command: Sequence[str], environment: Mapping[str, str], folder: str) -
         start_new_session=True,
     )
     assert process.stdout is not None
-    said, until_s = bytearray(), time.monotonic() + _DEADLINE_S
+    output, deadline_s = bytearray(), time.monotonic() + _DEADLINE_S
     answer = _ANSWER.encode()
     try:
-        while len(said) < _MOST_BYTES and b"\n" not in said.partition(answer)[2]:
-            left_s = until_s - time.monotonic()
+        while len(output) < _MAX_OUTPUT_BYTES and b"\n" not in output.partition(answer)[2]:
+            left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not is_readable(process.stdout.fileno(), left_s):
                 raise TimeoutError
             more = os.read(process.stdout.fileno(), 1 << 16)
             if not more:
                 break
-            said += more
+            output += more
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.stdout.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_END_S)
-    return said.decode("utf-8", "replace")
+            process.wait(timeout=_KILL_TIMEOUT_S)
+    return output.decode("utf-8", "replace")
 
 
 class _Answer(msgspec.Struct, omit_defaults=True):
@@ -179,9 +179,9 @@ class _Answer(msgspec.Struct, omit_defaults=True):
 _OLDEST_PYTHON, _OLDEST_TORCH = (3, 9), (2, 1)
 _GB = 1e9
 _INFINIBAND = Path("/sys/class/infiniband")
-_LITTLE_SHM_BYTES = 1_000_000_000
+_MIN_SHM_BYTES = 1_000_000_000
 """A container has 64 MB by default; the batches of a few dataloader workers take hundreds of MB."""
-_LITTLE_DISK_BYTES = 2_000_000_000
+_MIN_DISK_BYTES = 2_000_000_000
 """A rank's trace may take 256 MB."""
 _SLOW_CLOCK_NS = 500.0
 """A slower clock is read by a system call. A step reads the clock about ten times."""
@@ -236,10 +236,10 @@ def checks_for(command: Sequence[str]) -> list[Check]:
         ("Run directory", _run_directory),
         ("Network", _network),
     )
-    return [_checked(name, check) for name, check in checks]
+    return [_run_check(name, check) for name, check in checks]
 
 
-def _checked(name: str, check: Callable[[], _Result]) -> Check:
+def _run_check(name: str, check: Callable[[], _Result]) -> Check:
     try:
         state, words = check()
     except (OSError, ValueError, TypeError, psutil.Error) as error:
@@ -251,7 +251,7 @@ def _python(answer: dict[str, Any], interpreter: Interpreter, command: Sequence[
     if "python" not in answer:
         return CheckState.NO, f"{interpreter.path}: {answer.get('error', 'no answer')}"
     found = f"{answer['python']}, {answer.get('executable') or interpreter.path}"
-    if _numbers(answer["python"]) < _OLDEST_PYTHON:
+    if _version_numbers(answer["python"]) < _OLDEST_PYTHON:
         return CheckState.NO, f"{found}: recording needs {_dotted(_OLDEST_PYTHON)} or newer"
     if not answer.get("hook"):
         return CheckState.NO, f"{found}: does not load the recorder (is it started with -S, -E or -I?)"
@@ -270,7 +270,7 @@ def _torch(answer: dict[str, Any], command: Sequence[str]) -> _Result:
         return CheckState.NO, f"{version} without torch.distributed: ranks cannot be distinguished"
     backends = answer.get("backends") or []
     words = f"{version}, {'CUDA or ROCm ' + answer['cuda'] if answer.get('cuda') else 'for CPUs'}, backends {', '.join(backends)}"
-    if _numbers(version) < _OLDEST_TORCH:
+    if _version_numbers(version) < _OLDEST_TORCH:
         return CheckState.NO, f"{words}: recording needs {_dotted(_OLDEST_TORCH)} or newer"
     if answer.get("devices") and "CUDA" not in (answer.get("profiler") or []):
         return CheckState.NOTE, f"{words}; its profiler cannot see GPUs (no CUPTI): no kernels in the window"
@@ -323,7 +323,7 @@ def _shared_memory() -> _Result:
         return CheckState.NOTE, f"{place} is not writable: records wait in the temporary folder, on disk"
     usage = shutil.disk_usage(place)
     words = f"{place}: {usage.free / _GB:.2f} GB free of {usage.total / _GB:.2f} GB"
-    if usage.free < _LITTLE_SHM_BYTES:
+    if usage.free < _MIN_SHM_BYTES:
         return CheckState.NOTE, f"{words}; loader workers may be killed for lack of it (docker: --shm-size)"
     return CheckState.OK, words
 
@@ -333,14 +333,14 @@ def _clock() -> _Result:
         source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
     except OSError:
         source = "source unknown"
-    each_ns = min(_ns_a_reading() for _ in range(_ROUNDS))
+    each_ns = min(_ns_per_reading() for _ in range(_ROUNDS))
     words = f"{source}, {each_ns:.0f} ns a reading"
     if each_ns > _SLOW_CLOCK_NS:
         return CheckState.NOTE, f"{words}: slow, so recording a step costs more here"
     return CheckState.OK, words
 
 
-def _ns_a_reading() -> float:
+def _ns_per_reading() -> float:
     start = time.perf_counter_ns()
     for _ in range(_READINGS):
         time.monotonic_ns()
@@ -364,7 +364,7 @@ def _run_directory() -> _Result:
         return CheckState.NO, f"{shown} cannot be written: give `run` another place with --out"
     free, kind = shutil.disk_usage(place).free, _file_system(place.resolve())
     words = f"{shown}: {free / _GB:.0f} GB free, {kind}"
-    if free < _LITTLE_DISK_BYTES:
+    if free < _MIN_DISK_BYTES:
         return CheckState.NOTE, f"{words}; a rank's trace takes up to 0.26 GB (--max-trace-mb)"
     if kind.startswith(_NETWORK_STORAGE):
         return CheckState.OK, f"{words}: shared storage, which ranks never wait for"
@@ -397,7 +397,7 @@ def _readable(file: Path) -> bool:
     return True
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     """(2, 13) for ``2.13.0+cpu``; (0, 0) if ``version`` is malformed."""
     parts = version.split(".")[:2]
     return tuple(int(part) for part in parts) if all(part.isdecimal() for part in parts) else (0, 0)

@@ -27,13 +27,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ddpdoctor.launch.alone import UnpreparedError, as_own, execute, inherited, not_started, preparing
+from ddpdoctor.launch.alone import (
+    UnpreparedError,
+    execute,
+    inherited,
+    not_started_error,
+    preparing,
+    with_own_process_id,
+)
 from ddpdoctor.launch.helper import close_inherited_files
 from ddpdoctor.launch.leftovers import GRACE_S
 from ddpdoctor.parentdeath import die_with_parent
 from ddpdoctor.telemetry.procfs import signals_in
 
-_FROM_KERNEL = 0x80
+_SI_KERNEL = 0x80
 _PENDING_S = 0.02
 _ENDING_S = 0.5
 
@@ -58,7 +65,7 @@ class GroupSignalDetector:
         deadline_s = time.monotonic() + _PENDING_S
         while number not in _pending(self._pid):
             if time.monotonic() > deadline_s:
-                return origin == _FROM_KERNEL
+                return origin == _SI_KERNEL
             time.sleep(0.002)
         self._replace(number)
         return True
@@ -116,18 +123,18 @@ def _wait_until_killed(libc: ctypes.CDLL, launcher_pid: int) -> None:
 
 
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
-_OF_OUR_WRITING = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU)
-_KEPT = frozenset(
-    (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGWINCH, *_FAULTS, *_OF_OUR_WRITING)
+_CAUSED_BY_OWN_OUTPUT = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU)
+_NOT_FORWARDED = frozenset(
+    (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGWINCH, *_FAULTS, *_CAUSED_BY_OWN_OUTPUT)
 )
 """Signals that are not forwarded: they cannot be blocked, concern the launcher itself, or often go to the whole group (SIGWINCH)."""
-_FORWARDED = signal.valid_signals() - _KEPT
+_FORWARDED = signal.valid_signals() - _NOT_FORWARDED
 _ENDING = frozenset((signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM))
-_ASKING = _ENDING | {signal.SIGXCPU}
+_END_REQUESTS = _ENDING | {signal.SIGXCPU}
 """Signals with which users and schedulers ask a job to end."""
-_OURS = -1
+_BEFORE_EXEC = -1
 """Used instead of an errno if the error occurred before the command was executed."""
-_DYING_S = 1.0
+_DEATH_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,7 @@ class ExitStatus:
     code: int | None
     signal: int | None
 
-    def take(self) -> NoReturn:
+    def exit_this_process(self) -> NoReturn:
         """End this process the same way, so that its parent gets the job's exit status."""
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
@@ -149,8 +156,8 @@ class ExitStatus:
                 signal.signal(self.signal, signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, [self.signal])
             os.kill(os.getpid(), self.signal)
-            time.sleep(_DYING_S)
-            # Reached by the first process of a container, which cannot end by a signal of its own. A shell's exit code.
+            time.sleep(_DEATH_TIMEOUT_S)
+            # Reached by the first process of a container, which its own signals do not end. It returns a shell's exit code.
             os._exit(128 + self.signal)
         os._exit(self.code or 0)
 
@@ -168,20 +175,20 @@ class Child:
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
-        asked: Callable[[int], None] = lambda number: None,
+        on_end_request: Callable[[int], None] = lambda number: None,
     ) -> None:
-        """Start ``command``. ``asked`` is called with the number of each signal that asks the job to end, after it was forwarded. Raises
-        CommandNotStartedError, or UnpreparedError if ddpdoctor failed before that; the signals are then restored."""
-        self._asked = asked
-        self.is_to_end = self.was_signalled_by_group = False
+        """Start ``command``. ``on_end_request`` is called with the number of each signal that asks the job to end, after it was
+        forwarded. Raises CommandNotStartedError, or UnpreparedError if ddpdoctor failed before that; the signals are then restored."""
+        self._on_end_request = on_end_request
+        self.is_end_requested = self.was_group_signalled = False
         """Whether the job is to end, by a signal that the caller had not ignored or by ``end``; and whether the last such signal went to
         the whole process group."""
         with preparing("what the caller left to it cannot be read"):
             self._libc = ctypes.CDLL(None, use_errno=True)
             self._caller = inherited(self._libc)
         self._group_signals: GroupSignalDetector | None = None
-        self._asked_to_stop = False
-        self._is_ended_here = False
+        self._is_stop_requested = False
+        self._is_ending_job = False
         self._kill_at_s: float | None = None
         """When SIGKILL follows SIGTERM, monotonic seconds."""
         try:
@@ -192,10 +199,10 @@ class Child:
                 self._group_signals = GroupSignalDetector(_FORWARDED, self._libc)
                 self.pid = self._start(list(command), dict(environment))
         except BaseException:
-            self._undo()
+            self._restore_signals()
             raise
 
-    def _undo(self) -> None:
+    def _restore_signals(self) -> None:
         if self._group_signals is not None:
             self._group_signals.close()
         ignored = signal.SIGCHLD in self._caller.ignored
@@ -216,23 +223,23 @@ class Child:
             if os.getpid() == launcher_pid:
                 os.close(writer)
         if pid == 0:
-            self._become(command, environment, launcher_pid, writer)
+            self._execute_in_child(command, environment, launcher_pid, writer)
         # The pipe ends when the command begins. Only one read, so that nothing can fail here after that.
-        said = os.read(reader, select.PIPE_BUF)
+        message = os.read(reader, select.PIPE_BUF)
         os.close(reader)
-        if said:
+        if message:
             os.waitpid(pid, 0)
-            raise _why(command[0], said.decode(errors="replace"))
+            raise _start_error(command[0], message.decode(errors="replace"))
         return pid
 
-    def _become(
+    def _execute_in_child(
         self, command: list[str], environment: dict[str, str], launcher_pid: int, writer: int
     ) -> NoReturn:
         """Execute the command in the forked process. An error is written to ``writer``."""
-        number = _OURS
+        number = _BEFORE_EXEC
         try:
-            self._caller.hand_on(self._libc, launcher_pid)
-            own = as_own(environment, launcher_pid)
+            self._caller.restore_in_child(self._libc, launcher_pid)
+            own = with_own_process_id(environment, launcher_pid)
             number = 0
             execute(command, own)
         except BaseException as error:
@@ -244,20 +251,20 @@ class Child:
     def wait(self) -> ExitStatus:
         """Forward signals until the command has ended."""
         while (status := self._reap()) is None:
-            self._stop_along()
-            if self._is_ended_here:
-                self._go_on_ending()
+            self._stop_with_job()
+            if self._is_ending_job:
+                self._continue_ending()
             received = signal.sigtimedwait([*_FORWARDED, signal.SIGCHLD], 1.0)
             if received is not None and received.si_signo != signal.SIGCHLD:
-                self._pass_on(received)
+                self._forward(received)
         code = os.waitstatus_to_exitcode(status)
         return ExitStatus(code, None) if code >= 0 else ExitStatus(None, -code)
 
     def end(self) -> None:
         """Make ``wait`` end the job as a scheduler does: SIGTERM, and SIGKILL after ``GRACE_S``. May be called from any thread."""
-        self.is_to_end = self._is_ended_here = True
+        self.is_end_requested = self._is_ending_job = True
 
-    def _go_on_ending(self) -> None:
+    def _continue_ending(self) -> None:
         now_s = time.monotonic()
         first, self._kill_at_s = self._kill_at_s is None, self._kill_at_s or now_s + GRACE_S
         if first or now_s >= self._kill_at_s:
@@ -277,24 +284,24 @@ class Child:
                 return found[1]
         return None
 
-    def _pass_on(self, received: signal.struct_siginfo) -> None:
+    def _forward(self, received: signal.struct_siginfo) -> None:
         number = received.si_signo
         by_group = self._group_signals is not None and self._group_signals.was_sent_to_group(
             number, received.si_code
         )
         if not by_group:
             self._send(number)
-        if number in _ASKING:
+        if number in _END_REQUESTS:
             if number not in self._caller.ignored:
-                self.is_to_end, self.was_signalled_by_group = True, by_group
-            self._asked(number)
+                self.is_end_requested, self.was_group_signalled = True, by_group
+            self._on_end_request(number)
         if number in (signal.SIGTSTP, signal.SIGCONT):
-            self._asked_to_stop = number == signal.SIGTSTP
+            self._is_stop_requested = number == signal.SIGTSTP
 
-    def _stop_along(self) -> None:
+    def _stop_with_job(self) -> None:
         """After SIGTSTP, stop this process if the job has stopped."""
-        if self._asked_to_stop and os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG):
-            self._asked_to_stop = False
+        if self._is_stop_requested and os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG):
+            self._is_stop_requested = False
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def close(self) -> bool:
@@ -304,19 +311,19 @@ class Child:
         if self._group_signals is not None:
             self._group_signals.close()
         signal.sigtimedwait([signal.SIGCHLD], 0)
-        asked_to_end = False
+        is_end_requested = False
         while (received := signal.sigtimedwait(_FORWARDED, 0)) is not None:
-            asked_to_end |= received.si_signo in _ENDING - self._caller.ignored
+            is_end_requested |= received.si_signo in _ENDING - self._caller.ignored
         signal.pthread_sigmask(signal.SIG_SETMASK, self._caller.blocked | _ENDING)
-        return asked_to_end
+        return is_end_requested
 
 
-def _why(program: str, said: str) -> Exception:
+def _start_error(program: str, message: str) -> Exception:
     """The exception for the error that the forked process wrote."""
-    number, _, words = said.partition(" ")
-    if int(number) == _OURS:
+    number, _, words = message.partition(" ")
+    if int(number) == _BEFORE_EXEC:
         return UnpreparedError(f"the way to it failed: {words}")
     error = OSError(int(number), os.strerror(int(number))) if int(number) else ValueError(words)
     if int(number) in _LIMITS:
         return UnpreparedError(f"it cannot be started with what a recording adds to its environment: {error}")
-    return not_started(program, error)
+    return not_started_error(program, error)

@@ -135,7 +135,7 @@ def new_manifest(
 RUNS_FOLDER = "ddpdoctor-runs"
 _MANIFEST_S = 2.0
 """Time limit until a manifest is complete, on file systems on which it cannot be created atomically."""
-_OURS = frozenset([layout.MANIFEST_FILE, "hosts", "ranks"])
+_OWN_ENTRIES = frozenset([layout.MANIFEST_FILE, "hosts", "ranks"])
 
 
 @dataclass
@@ -183,7 +183,7 @@ class Launch:
     def others_running(self) -> list[str]:
         """``host:pid`` of the run's other launchers that may still run. The record of an ended launcher is not read again."""
         running = []
-        for host, record, document in _launches(self.run, but=self._ended | {self.record}):
+        for host, record, document in _launches(self.run, excluded=self._ended | {self.record}):
             if document.get("ended_ns") is None and is_running(document) is not False:
                 running.append(f"{host}:{document.get('pid')}")
             else:
@@ -197,7 +197,7 @@ def open_run(out: Path | None, name: str, identity: JobIdentity, document: dict[
     ``document``: this launcher's manifest. Raises DdpDoctorError if ``out`` must not be written to, OSError if nothing can be written.
     """
     if out is not None:
-        return _enter(out.absolute(), identity, document)
+        return _create_or_join(out.absolute(), identity, document)
     base = _writable_base()
     for repeat in range(1, 1000):
         path = base / (name if repeat == 1 else f"{name}-{repeat}")
@@ -207,7 +207,7 @@ def open_run(out: Path | None, name: str, identity: JobIdentity, document: dict[
             except FileExistsError:
                 continue
         try:
-            return _enter(path, identity, document)
+            return _create_or_join(path, identity, document)
         except DdpDoctorError:
             continue
     raise OSError(f"{base} holds a thousand runs called {name}")
@@ -229,7 +229,7 @@ def _writable_base() -> Path:
     return base
 
 
-def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch:
+def _create_or_join(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch:
     if run.exists() and not run.is_dir():
         raise DdpDoctorError(f"{run} is a file; --out needs a directory that does not exist yet.")
     try:
@@ -240,15 +240,15 @@ def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch
     if not is_own_folder(str(run)):
         raise DdpDoctorError(f"{run} belongs to another user, or all may write to it; choose another --out.")
     foreign = sorted(
-        entry.name for entry in run.iterdir() if entry.name not in _OURS and entry.suffix != ".tmp"
+        entry.name for entry in run.iterdir() if entry.name not in _OWN_ENTRIES and entry.suffix != ".tmp"
     )
     manifest_path = run / layout.MANIFEST_FILE
     if manifest_path.exists():
         # The manifest.json may belong to a web application.
-        of_others = not layout.is_run_directory(str(run)) and (
+        is_foreign = not layout.is_run_directory(str(run)) and (
             foreign or read_json(str(manifest_path), []) is not None
         )
-        foreign = [layout.MANIFEST_FILE] if of_others else []
+        foreign = [layout.MANIFEST_FILE] if is_foreign else []
     elif not foreign and (run / "ranks").exists():
         foreign = ["ranks"]
     if foreign:
@@ -259,10 +259,10 @@ def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch
     host = str(document["host"])
     owner = not manifest_path.exists() and create_exclusively(manifest_path, document)
     if not owner:
-        reason = _why_closed(run, identity)
+        reason = _reason_closed(run, identity)
         if reason:
             raise DdpDoctorError(f"{run} {reason}; choose another --out.")
-        document = {**document, "run_id": _id_of_owner(run)}
+        document = {**document, "run_id": _run_id_of_owner(run)}
     folder = Path(layout.host_directory(str(run), host))
     folder.mkdir(parents=True, exist_ok=True)
     record = next(
@@ -271,7 +271,7 @@ def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch
     return Launch(run, host, record, document, owner)
 
 
-def _id_of_owner(run: Path) -> str | None:
+def _run_id_of_owner(run: Path) -> str | None:
     """The run's id. Waits up to ``_MANIFEST_S`` until its first launcher has written it."""
     deadline_s = time.monotonic() + _MANIFEST_S
     while read_json(str(run / layout.MANIFEST_FILE), []) is None and time.monotonic() < deadline_s:
@@ -306,7 +306,7 @@ def create_exclusively(path: Path, document: dict[str, Any]) -> bool:
     return True
 
 
-def _why_closed(run: Path, identity: JobIdentity) -> str | None:
+def _reason_closed(run: Path, identity: JobIdentity) -> str | None:
     """Why a launcher of ``identity`` may not join ``run``; None if it may."""
     manifest = read_json(str(run / layout.MANIFEST_FILE), []) or {}
     ended = manifest.get("ended_ns") is not None
@@ -320,10 +320,10 @@ def _why_closed(run: Path, identity: JobIdentity) -> str | None:
     return "already holds a finished run" if ended else "already holds a run, which was cut off"
 
 
-def _launches(run: Path, but: Container[Path] = ()) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """(host folder's name, path, document) of each launcher's record, without the paths in ``but``."""
+def _launches(run: Path, excluded: Container[Path] = ()) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """(host folder's name, path, document) of each launcher's record, without the paths in ``excluded``."""
     for record in sorted((run / "hosts").glob("*/launch-*.json")):
-        if record in but:
+        if record in excluded:
             continue
         document = read_json(str(record), [])
         if document is not None:

@@ -31,23 +31,23 @@ class Tuning:
 
     after_s: float = DEFAULT_HANG_AFTER_S
     """Half of the shortest default timeout of collectives (NCCL: ten minutes, Gloo: thirty)."""
-    times_longest: float = 10.0
+    longest_gap_factor: float = 10.0
     """Factor on the longest time between two steps so far: an evaluation on more data takes a few times as long."""
-    times_before_first: float = 3.0
+    before_first_factor: float = 3.0
     """Factor before the first step, while the dataset and the model are built and compiled: the job has no history yet. If the user has set
     a limit, it applies only while a rank computes, reads or writes."""
-    least_before_first_s: float = 60.0
+    min_before_first_s: float = 60.0
     """Minimum before the first step: importing a framework from shared storage takes a minute."""
     after_death_s: float = 30.0
     """Limit if a rank has died and others wait for it; torchrun ends those within a second."""
-    times_in_long_phase: float = 5.0
+    long_phase_factor: float = 5.0
     """Factor while a rank that does not wait evaluates, saves, loads or compiles (default: 25 minutes). These phases may take long in
     healthy jobs and show no activity, for example while slow storage writes a checkpoint."""
-    most_suspended_s: float = 90.0
+    max_suspended_s: float = 90.0
     """Longest suspension (SIGSTOP) that does not count as silence: a person may inspect a rank for a minute."""
-    times_after_last: float = 4.0
+    after_last_factor: float = 4.0
     """Factor if every rank has exhausted its data and one computes: it may export the model."""
-    most_pause_s: float = 2.0
+    max_pause_s: float = 2.0
     """Upper limit of the time counted between two polls: in a longer pause this process was suspended, possibly with the job."""
 
 
@@ -66,12 +66,12 @@ class HangCandidate:
 
 
 class ProgressTracker:
-    """Progress of one host's ranks. ``look`` updates it at each poll."""
+    """Progress of one host's ranks; call ``update`` at each poll."""
 
     def __init__(self, after_s: float | None, tuning: Tuning) -> None:
         """``after_s``: the user's limit (``--hang-after``); None derives it from the job's own history."""
-        self._asked_s, self._tuning = after_s, tuning
-        self._looked_s: float | None = None
+        self._user_limit_s, self._tuning = after_s, tuning
+        self._polled_s: float | None = None
         self._signs: dict[tuple[int, int], tuple[Any, ...]] = {}
         """Signs of progress by rank and process id."""
         self.silent_s = self.longest_gap_s = 0.0
@@ -79,40 +79,40 @@ class ProgressTracker:
         self._steps_seen = 0
         self._attempt: frozenset[int] = frozenset()
         """Process ids of the current attempt. An elastic restart begins another one."""
-        self.progressed = self.moved = False
+        self.progressed = self.reported_progress = False
         """Whether the last poll showed progress; and whether a rank itself reported it."""
         self.paused_in: str | None = None
         """The phase in which a rank works at the last poll ("other" if unknown); None if none works."""
 
-    def look(self, now_s: float, stepped: bool, ranks: Sequence[WatchedRank]) -> None:
+    def update(self, now_s: float, stepped: bool, ranks: Sequence[WatchedRank]) -> None:
         """Update the silence timers from one poll. ``now_s``: monotonic seconds; ``stepped``: whether any rank finished a step."""
-        passed_s = 0.0 if self._looked_s is None else min(now_s - self._looked_s, self._tuning.most_pause_s)
-        self._looked_s = now_s
+        passed_s = 0.0 if self._polled_s is None else min(now_s - self._polled_s, self._tuning.max_pause_s)
+        self._polled_s = now_s
         self._note_attempt(ranks)
         self.silent_s += passed_s
         self._since_step_s += passed_s
-        does = {} if stepped else {rank.key: rank.activity for rank in ranks if rank.alive}
+        activities = {} if stepped else {rank.key: rank.activity for rank in ranks if rank.alive}
         self.paused_in = next(
-            (rank.phase or "other" for rank in ranks if does.get(rank.key) is Activity.WORKS), None
+            (rank.phase or "other" for rank in ranks if activities.get(rank.key) is Activity.WORKS), None
         )
         signs = {rank.key: rank.signs for rank in ranks}
-        self.moved, self._signs = _has_new_sign(self._signs, signs), signs
+        self.reported_progress, self._signs = _has_new_sign(self._signs, signs), signs
         if stepped:
             if self._steps_seen:
                 # The time before the first step is excluded: later gaps are not comparable with it.
                 self.longest_gap_s = max(self.longest_gap_s, self._since_step_s)
             self._steps_seen += 1
             self._since_step_s = 0.0
-        held = [rank for rank in ranks if does.get(rank.key) is Activity.HELD]
+        held = [rank for rank in ranks if activities.get(rank.key) is Activity.HELD]
         suspended = bool(held) and all(rank.suspended for rank in held)
         self._suspended_s = self._suspended_s + passed_s if suspended else 0.0
-        is_held = bool(held) and (not suspended or self._suspended_s < self._tuning.most_suspended_s)
+        is_held = bool(held) and (not suspended or self._suspended_s < self._tuning.max_suspended_s)
         if is_held:
             self._since_step_s = 0.0
-        self.progressed = stepped or self.moved or self.paused_in is not None
-        early = any(not rank.joined for rank in ranks) and not any(rank.waits for rank in ranks)
-        uncounted = any(rank.joined and rank.alive and not rank.counts for rank in ranks)
-        if self.progressed or is_held or early or uncounted or not ranks:
+        self.progressed = stepped or self.reported_progress or self.paused_in is not None
+        is_joining = any(not rank.joined for rank in ranks) and not any(rank.waits for rank in ranks)
+        has_uncounted = any(rank.joined and rank.alive and not rank.counts for rank in ranks)
+        if self.progressed or is_held or is_joining or has_uncounted or not ranks:
             self.silent_s = 0.0
 
     def _note_attempt(self, ranks: Sequence[WatchedRank]) -> None:
@@ -135,8 +135,8 @@ class ProgressTracker:
         if not left or self.silent_s < after_s:
             return None
         alone = len(left) + len(dead) < len(ranks)
-        if not waiting and (any(rank.busy for rank in left) or alone or _is_through(left)):
-            # No rank waits, and one computes, or other ranks have ended in order, or all ranks have exhausted their data.
+        if not waiting and (any(rank.busy for rank in left) or alone or _have_exhausted_data(left)):
+            # Not a hang if no rank waits and one computes, others have ended in order, or all have exhausted their data.
             return None
         unknown = tuple(rank for rank in blocking if rank.activity is Activity.UNKNOWN)
         return HangCandidate(self.silent_s, after_s, self.longest_gap_s, (*dead, *blocking), waiting, unknown)
@@ -145,20 +145,22 @@ class ProgressTracker:
         self, left: Sequence[WatchedRank], waiting: Sequence[WatchedRank], dead: Sequence[WatchedRank]
     ) -> float:
         tuning = self._tuning
-        asked_s = self._asked_s
+        user_limit_s = self._user_limit_s
         after_s = (
-            max(tuning.after_s, tuning.times_longest * self.longest_gap_s) if asked_s is None else asked_s
+            max(tuning.after_s, tuning.longest_gap_factor * self.longest_gap_s)
+            if user_limit_s is None
+            else user_limit_s
         )
         if not self._steps_seen or any(rank.ended for rank in left):
-            if asked_s is not None and waiting and not any(rank.alone for rank in left):
-                return asked_s
-            return max(after_s * tuning.times_before_first, tuning.least_before_first_s)
+            if user_limit_s is not None and waiting and not any(rank.alone for rank in left):
+                return user_limit_s
+            return max(after_s * tuning.before_first_factor, tuning.min_before_first_s)
         if dead and waiting and any(rank.end and rank.end["signal"] is not None for rank in dead):
             return min(after_s, tuning.after_death_s)
-        if any(rank.busy and not rank.waits for rank in left) and _is_through(left):
-            return after_s * tuning.times_after_last
+        if any(rank.busy and not rank.waits for rank in left) and _have_exhausted_data(left):
+            return after_s * tuning.after_last_factor
         if any(rank.phase in LONG_PHASES and not rank.waits for rank in left):
-            return after_s * tuning.times_in_long_phase
+            return after_s * tuning.long_phase_factor
         return after_s
 
 
@@ -181,19 +183,19 @@ def _has_new_sign(
     return any(signs and before.get(key) not in (None, (), signs) for key, signs in now.items())
 
 
-def _is_through(ranks: Sequence[WatchedRank]) -> bool:
+def _have_exhausted_data(ranks: Sequence[WatchedRank]) -> bool:
     """Whether all ranks have exhausted their data in the step in progress."""
     return all(rank.progress.get("exhausted") is True for rank in ranks)
 
 
 Line = tuple[int, int, str]
 """Rank, process id, and the rank's current line of the job's code."""
-_APART_S = 60.0
+_BETWEEN_PROOFS_S = 60.0
 """Time between the two polls that must both prove the hang before the job is ended (less with a shorter ``--hang-after``). The report is
 written in between, because it shows more while the job still runs."""
 
 
-def doubts_of(ranks: Sequence[WatchedRank], has_answered: Callable[[WatchedRank], bool]) -> list[str]:
+def find_doubts(ranks: Sequence[WatchedRank], has_answered: Callable[[WatchedRank], bool]) -> list[str]:
     """Reasons not to end the job, one clause per rank; empty if it is proven that no rank makes progress."""
     alive = [rank for rank in ranks if rank.alive]
     found = [(rank, _doubt(rank, has_answered)) for rank in alive]
@@ -223,17 +225,17 @@ def _doubt(rank: WatchedRank, has_answered: Callable[[WatchedRank], bool]) -> st
     return "has not answered" if rank.joined and not has_answered(rank) else None
 
 
-def lines_of(ranks: Sequence[WatchedRank]) -> frozenset[Line]:
+def current_lines(ranks: Sequence[WatchedRank]) -> frozenset[Line]:
     """Positions of the ranks that do not wait for others. If the job hangs, they do not change between two polls."""
     return frozenset((*rank.key, rank.where()) for rank in ranks if rank.alive and not rank.waits)
 
 
-class Kill:
-    """Decides when ``--on-hang kill`` ends the job: after two polls in a row that prove the hang, up to ``_APART_S`` apart."""
+class KillDecision:
+    """Decides when ``--on-hang kill`` ends the job: after two polls in a row that prove the hang, up to ``_BETWEEN_PROOFS_S`` apart."""
 
     def __init__(self, after_s: float) -> None:
-        self._apart_s = min(after_s, _APART_S)
-        self._declared_s = self._looked_s = time.monotonic()
+        self._between_polls_s = min(after_s, _BETWEEN_PROOFS_S)
+        self._declared_s = self._polled_s = time.monotonic()
         self._is_proven = False
         """Whether the last poll proved the hang."""
         self._lines: frozenset[Line] = frozenset()
@@ -243,17 +245,17 @@ class Kill:
     def is_due(self, being_diagnosed: bool) -> bool:
         """Whether it is time for the next poll."""
         now_s = time.monotonic()
-        if being_diagnosed and now_s - self._declared_s < _APART_S:
+        if being_diagnosed and now_s - self._declared_s < _BETWEEN_PROOFS_S:
             return False
-        return now_s - self._looked_s >= self._apart_s
+        return now_s - self._polled_s >= self._between_polls_s
 
-    def start_again(self) -> None:
+    def restart(self) -> None:
         """Start again after progress of a rank: two further polls have to prove the hang."""
         self._is_proven = False
 
-    def look(self, doubts: list[str], current: list[WatchedRank]) -> bool:
+    def evaluate(self, doubts: list[str], current: list[WatchedRank]) -> bool:
         """Evaluate a poll. Returns whether it is the second one in a row that proves the hang, with all ranks at the same lines."""
-        self._looked_s, before, self._lines = time.monotonic(), self._lines, lines_of(current)
+        self._polled_s, before, self._lines = time.monotonic(), self._lines, current_lines(current)
         was_proven, self._is_proven = self._is_proven, not doubts
         return self._is_proven and was_proven and before == self._lines
 
@@ -271,44 +273,44 @@ def hang_sentences(candidate: HangCandidate, here: str) -> list[str]:
     since = f"no rank{here} has {what} for {_seconds(candidate.silent_s)}{before}"
     computing = [rank for rank in candidate.blocking if rank.computes]
     or_not = f", or rank {computing[0].rank} computes for long" if computing else ""
-    return [f"{since}: the job seems to hang{or_not}.", _who(candidate)]
+    return [f"{since}: the job seems to hang{or_not}.", _blocking_sentence(candidate)]
 
 
 def unknown_sentence(candidate: HangCandidate, here: str) -> str:
     """Message that no step was finished for long, and why it is unknown whether the job hangs."""
     return (
         f"no rank{here} has finished a step for {_seconds(candidate.silent_s)}; whether the job hangs is not known: "
-        f"{_named(candidate.unknown)}."
+        f"{_listed(candidate.unknown)}."
     )
 
 
 def elsewhere_sentence(silent_s: float, computing: Sequence[WatchedRank]) -> str:
-    """Message that ranks of other hosts may wait for this one, where no rank waits, and which ranks compute."""
-    return f"no rank of this host has finished a step for {_seconds(silent_s)}; ranks of other hosts may wait for it: {_named(computing)}."
+    """Message that no rank of this host waits, that ranks of other hosts may wait for it, and which ranks compute."""
+    return f"no rank of this host has finished a step for {_seconds(silent_s)}; ranks of other hosts may wait for it: {_listed(computing)}."
 
 
 def uncounted_sentence(silent_s: float, ranks: Sequence[WatchedRank]) -> str:
     """Message that no step was finished for long, and that waits between the ranks' devices are not visible."""
     why = "torch counts no collectives of these ranks, so a wait on a device looks like a computation"
-    return f"no rank has finished a step for {_seconds(silent_s)}; whether the job hangs is not known ({why}): {_named(ranks)}."
+    return f"no rank has finished a step for {_seconds(silent_s)}; whether the job hangs is not known ({why}): {_listed(ranks)}."
 
 
-def _who(candidate: HangCandidate) -> str:
+def _blocking_sentence(candidate: HangCandidate) -> str:
     if not candidate.blocking:
-        return f"all ranks wait for others: {_named(candidate.waiting)}."
+        return f"all ranks wait for others: {_listed(candidate.waiting)}."
     waiting = ", ".join(str(rank.rank) for rank in candidate.waiting[:8])
     more = " ..." if len(candidate.waiting) > 8 else ""
     many = len(candidate.waiting) > 1
     rest = f"; rank{'s' if many else ''} {waiting}{more} wait{'' if many else 's'}" if waiting else ""
-    return f"{_named(candidate.blocking)}{rest}."
+    return f"{_listed(candidate.blocking)}{rest}."
 
 
-def _named(ranks: Sequence[WatchedRank]) -> str:
-    listed = "; ".join(map(_of, ranks[:_MOST_NAMED]))
+def _listed(ranks: Sequence[WatchedRank]) -> str:
+    listed = "; ".join(map(_rank_clause, ranks[:_MOST_NAMED]))
     return listed + (f"; and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else "")
 
 
-def _of(rank: WatchedRank) -> str:
+def _rank_clause(rank: WatchedRank) -> str:
     whom = f"rank {rank.rank} (process {rank.here_pid or rank.pid})"
     if rank.end is not None:
         how = f"was ended by signal {rank.end['signal']}" if rank.end["signal"] is not None else "has ended"
@@ -327,12 +329,14 @@ def _of(rank: WatchedRank) -> str:
         place = innermost_line(rank.faults, or_library=True)
         where = f", at {place}" if place else ""
         return f"{whom} does not answer in step {rank.steps}{where}: something holds Python's lock (the GIL)"
-    does = "computing" if rank.activity is Activity.COMPUTES else _does(phase_words(rank.phase) or "")
+    action = (
+        "computing" if rank.activity is Activity.COMPUTES else _phase_clause(phase_words(rank.phase) or "")
+    )
     place = rank.where()
-    return f"{whom} is {f'at {place} ' if place else ''}in step {rank.steps}{f', {does}' if does else ''}"
+    return f"{whom} is {f'at {place} ' if place else ''}in step {rank.steps}{f', {action}' if action else ''}"
 
 
-def _does(words: str) -> str:
+def _phase_clause(words: str) -> str:
     return words if not words or words.partition(" ")[0].endswith("ing") else f"in {words}"
 
 

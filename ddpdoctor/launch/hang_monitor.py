@@ -17,11 +17,11 @@ from typing import Any
 from ddpdoctor.hook.environment import DEFAULT_HANG_AFTER_S
 from ddpdoctor.launch.hang_detection import (
     HangCandidate,
-    Kill,
+    KillDecision,
     ProgressTracker,
     Tuning,
-    doubts_of,
     elsewhere_sentence,
+    find_doubts,
     hang_sentences,
     uncounted_sentence,
     unknown_sentence,
@@ -41,11 +41,11 @@ from ddpdoctor.telemetry.procfs import process_document
 
 PERIOD_S = 1.0
 """Time between two polls. A poll costs 0.2 ms per rank."""
-_AGAIN_S = 30.0
+_UPDATE_PERIOD_S = 30.0
 """Time between two updates of ``stall.json`` during a hang."""
-_GOES_ON_S = 3.0
+_RESUMED_AFTER_S = 3.0
 """Time after which progress other than a finished step ends a hang. A rank that is ended by a signal is gone sooner."""
-_WORKS_ON_S = 20.0
+_MOVES_DATA_AFTER_S = 20.0
 """The same if ranks only move data, which is counted over ten seconds: after a timeout, NCCL's watchdog writes a dump of torch's flight
 recorder, once."""
 END_S = 0.3
@@ -77,21 +77,21 @@ class HangMonitor:
         self._progress = ProgressTracker(options.hang_after_s, Tuning())
         self._analysis = AnalysisProcess(diagnose)
         self._request = 0
-        self._asked_s: float | None = None
+        self._requested_s: float | None = None
         """When the ranks' positions were requested, monotonic seconds; None if no answer is pending."""
-        self._asked_for_others = self._is_unknown_reported = False
+        self._has_requested_for_others = self._is_unknown_reported = False
         self._stall: dict[str, Any] | None = None
         """``stall.json`` of the present hang; None without one."""
-        self._moved_s: float | None = None
+        self._progress_s: float | None = None
         """When ranks first made progress in the present hang, monotonic seconds."""
-        self._only_works = True
+        self._only_moves_data = True
         """Whether that progress consists only of ranks that move data."""
         self._written_s = 0.0
-        self._kill: Kill | None = None
+        self._kill: KillDecision | None = None
         self._began_ns = time.time_ns()
         self._ended_by_another = False
         self._ends: dict[str, Any] = {}
-        self._seen_before: dict[tuple[Any, Any], dict[str, Any]] | None = None
+        self._earlier_ends: dict[tuple[Any, Any], dict[str, Any]] | None = None
         """Ends that another launcher's hang monitor wrote before this one took over, by rank and process id."""
 
     def run(self) -> None:
@@ -112,11 +112,11 @@ class HangMonitor:
     def _poll(self) -> None:
         self._end_with_others()
         # Monitors without the lock poll, too: an exit code is visible only if the pidfd was opened before the process ended.
-        stepped = self._look()
+        stepped = self._update_ranks()
         if not self._lock.take():
             return  # another launcher's hang monitor is responsible for this host
         current = self._current()
-        self._progress.look(time.monotonic(), stepped, current)
+        self._progress.update(time.monotonic(), stepped, current)
         self._write_ends()
         if (sentence := self._analysis.sentence()) is not None:
             send(self._writer, warn=sentence)
@@ -129,10 +129,10 @@ class HangMonitor:
         else:
             self._check_for_hang(current)
 
-    def _look(self) -> bool:
+    def _update_ranks(self) -> bool:
         """Update all ranks of this host. Returns whether one of them has finished a step."""
-        stepped = self._ranks.look(self._unjoined.seen)
-        self._unjoined.look([rank.pid for rank in self._ranks.known.values()])
+        stepped = self._ranks.update(self._unjoined.seen)
+        self._unjoined.update([rank.pid for rank in self._ranks.known.values()])
         return stepped
 
     def _end_with_others(self) -> None:
@@ -158,52 +158,52 @@ class HangMonitor:
     def _check_for_hang(self, current: list[WatchedRank]) -> None:
         candidate = self._progress.hang_candidate(current)
         if candidate is None:
-            self._asked_s = None
+            self._requested_s = None
             self._is_unknown_reported = self._is_unknown_reported and not self._progress.progressed
-            self._ask_for_others(current)
-        elif self._asked_s is None:
-            self._ask_all(current)
+            self._request_for_other_hosts(current)
+        elif self._requested_s is None:
+            self._request_positions(current)
         elif all(map(self._has_answered, candidate.waiting + candidate.blocking)) or is_silent(
-            self._asked_s, time.monotonic()
+            self._requested_s, time.monotonic()
         ):
             if candidate.unknown:
                 self._report_unknown(candidate, current)
             else:
-                self._asked_s = None
+                self._requested_s = None
                 self._report_hang(candidate, current)
 
     def _report_unknown(self, candidate: HangCandidate, current: list[WatchedRank]) -> None:
         """Warn, once per silence, that it is unknown whether the job hangs. Nothing is written to the run directory."""
         if not self._is_unknown_reported:
             self._is_unknown_reported = True
-            send(self._writer, warn=unknown_sentence(candidate, self._here(current)))
+            send(self._writer, warn=unknown_sentence(candidate, self._on_this_host(current)))
 
-    def _ask_for_others(self, current: list[WatchedRank]) -> None:
+    def _request_for_other_hosts(self, current: list[WatchedRank]) -> None:
         """Request positions, once per silence, if no rank of this host is known to wait. Ranks of other hosts may wait for this one, or a
         rank whose process uses CPU time may wait on its device."""
-        self._asked_for_others = self._asked_for_others and not self._progress.progressed
-        if self._asked_for_others or self._progress.progressed or not self._progress.is_long(current):
+        self._has_requested_for_others = self._has_requested_for_others and not self._progress.progressed
+        if self._has_requested_for_others or self._progress.progressed or not self._progress.is_long(current):
             return
         computing = [rank for rank in current if rank.alive and rank.activity is Activity.COMPUTES]
         idle = [rank for rank in current if rank.alive and rank.activity is Activity.IDLE]
-        uncounted = bool(computing and idle) and not any(rank.counts_collectives for rank in current)
-        if not (self._here(current) or uncounted):
+        is_uncounted = bool(computing and idle) and not any(rank.counts_collectives for rank in current)
+        if not (self._on_this_host(current) or is_uncounted):
             return
-        self._asked_for_others = True
-        self._ask_all(current)
-        self._asked_s = None
-        if self._here(current) and computing:
+        self._has_requested_for_others = True
+        self._request_positions(current)
+        self._requested_s = None
+        if self._on_this_host(current) and computing:
             send(self._writer, warn=elsewhere_sentence(self._progress.silent_s, computing))
-        elif uncounted:
+        elif is_uncounted:
             send(self._writer, warn=uncounted_sentence(self._progress.silent_s, [*idle, *computing]))
 
-    def _ask_all(self, current: list[WatchedRank]) -> None:
-        self._request, self._asked_s = new_request(), time.monotonic()
+    def _request_positions(self, current: list[WatchedRank]) -> None:
+        self._request, self._requested_s = new_request(), time.monotonic()
         for rank in current:
             if rank.alive:
-                self._ask(rank)
+                self._request_position(rank)
 
-    def _ask(self, rank: WatchedRank) -> None:
+    def _request_position(self, rank: WatchedRank) -> None:
         if isinstance(rank, UnjoinedRank):
             rank.ask()
             return
@@ -231,25 +231,25 @@ class HangMonitor:
             "ranks": [self._rank_document(rank) for rank in current],
         }
         self._write_stall(self._stall)
-        for sentence in hang_sentences(candidate, self._here(current)):
+        for sentence in hang_sentences(candidate, self._on_this_host(current)):
             send(self._writer, warn=sentence)
         self._analysis.start()
         if self._options.on_hang != "kill":
             return
-        if why := self._why_spared(candidate, current):
+        if why := self._reason_not_to_kill(candidate, current):
             send(self._writer, warn=f"the job is not ended: {why}.")
             return
-        self._kill = Kill(candidate.after_s)
-        self._kill.look(doubts_of(current, self._has_answered), current)
+        self._kill = KillDecision(candidate.after_s)
+        self._kill.evaluate(find_doubts(current, self._has_answered), current)
 
-    def _why_spared(self, candidate: HangCandidate, current: list[WatchedRank]) -> str | None:
-        if not candidate.blocking and self._here(current):
+    def _reason_not_to_kill(self, candidate: HangCandidate, current: list[WatchedRank]) -> str | None:
+        if not candidate.blocking and self._on_this_host(current):
             return "all ranks of this host wait for ranks of other hosts, where the one has to be ended that they wait for"
         if not candidate.waiting and not all(rank.alive for rank in candidate.blocking):
             return "a rank has died, and no other is known to wait for it"
         return None
 
-    def _here(self, current: list[WatchedRank]) -> str:
+    def _on_this_host(self, current: list[WatchedRank]) -> str:
         """Words for messages if other hosts have ranks of the job, too; else empty."""
         sizes = [size for rank in current if isinstance(size := rank.progress.get("world_size"), int)]
         return " of this host" if max(sizes, default=0) > len(current) else ""
@@ -273,17 +273,17 @@ class HangMonitor:
         if stall["state"] == Standstill.KILLED.value:
             return  # the ranks are being ended
         if self._kill is not None and self._progress.progressed:
-            self._kill.start_again()
-        if self._goes_on(stall, current, stepped):
+            self._kill.restart()
+        if self._is_hang_over(stall, current, stepped):
             self._resume(stall)
-        elif self._moved_s is not None:
+        elif self._progress_s is not None:
             return  # the next polls show whether the job continues
         elif self._kill is not None and self._confirm_kill(self._kill, current):
             self._kill = None
             stall["state"] = Standstill.KILLED.value
             self._write_stall(stall)
             send(self._writer, warn="the job is ended, as --on-hang kill asks.", end_job=True)
-        elif time.monotonic() - self._written_s > _AGAIN_S:
+        elif time.monotonic() - self._written_s > _UPDATE_PERIOD_S:
             # For ranks that have ended, the earlier rows are kept.
             before = {_key(row): row for row in stall["ranks"]}
             stall["ranks"] = [
@@ -292,16 +292,18 @@ class HangMonitor:
             ]
             self._write_stall(stall)
 
-    def _goes_on(self, stall: dict[str, Any], current: list[WatchedRank], stepped: bool) -> bool:
+    def _is_hang_over(self, stall: dict[str, Any], current: list[WatchedRank], stepped: bool) -> bool:
         """Whether the hang is over: a step is finished, or ranks made other progress some seconds ago and have not been ended since. A rank
         that is ended by a signal runs its handlers and saves its records, which looks like progress."""
         now_s, progress = time.monotonic(), self._progress
-        if progress.progressed and (self._moved_s is None or (self._only_works and progress.moved)):
-            self._moved_s, self._only_works = now_s, not progress.moved
-        if self._is_being_ended(stall, current) or (self._only_works and not progress.progressed):
-            self._moved_s = None
-        after_s = _WORKS_ON_S if self._only_works else _GOES_ON_S
-        return stepped or (self._moved_s is not None and now_s - self._moved_s >= after_s)
+        if progress.progressed and (
+            self._progress_s is None or (self._only_moves_data and progress.reported_progress)
+        ):
+            self._progress_s, self._only_moves_data = now_s, not progress.reported_progress
+        if self._is_being_ended(stall, current) or (self._only_moves_data and not progress.progressed):
+            self._progress_s = None
+        after_s = _MOVES_DATA_AFTER_S if self._only_moves_data else _RESUMED_AFTER_S
+        return stepped or (self._progress_s is not None and now_s - self._progress_s >= after_s)
 
     def _is_being_ended(self, stall: dict[str, Any], current: list[WatchedRank]) -> bool:
         """Whether the job was asked to end since the hang was detected, or a rank has ended by a signal or with an error."""
@@ -309,32 +311,34 @@ class HangMonitor:
         is_asked_to_end = isinstance(asked_ns, int) and asked_ns > stall["detected_ns"]
         return is_asked_to_end or not all(rank.alive or rank.ended_well for rank in current)
 
-    def _went_on(self, stall: dict[str, Any], current: list[WatchedRank]) -> bool:
+    def _had_resumed(self, stall: dict[str, Any], current: list[WatchedRank]) -> bool:
         """Whether the hang was over before the job ended: its ranks had made progress, or all ended without an error."""
-        moved = self._moved_s is not None or (bool(current) and all(rank.ended_well for rank in current))
-        return moved and not self._is_being_ended(stall, current)
+        had_progress = self._progress_s is not None or (
+            bool(current) and all(rank.ended_well for rank in current)
+        )
+        return had_progress and not self._is_being_ended(stall, current)
 
     def _resume(self, stall: dict[str, Any]) -> None:
         stall.update(state=Standstill.RESUMED.value, paused_in=self._progress.paused_in)
         self._write_stall(stall)
-        self._stall = self._kill = self._asked_s = self._moved_s = None
+        self._stall = self._kill = self._requested_s = self._progress_s = None
         send(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s.")
 
-    def _confirm_kill(self, kill: Kill, current: list[WatchedRank]) -> bool:
+    def _confirm_kill(self, kill: KillDecision, current: list[WatchedRank]) -> bool:
         """Whether a second poll, after a new request for positions, confirms the hang. The report is awaited first, because it shows more
         while the job still runs. False if no hang would be reported now: the ranks that still run may not wait for others."""
         if self._progress.hang_candidate(current) is None or not kill.is_due(bool(self._analysis.handles)):
             return False
-        if self._asked_s is None:
-            self._ask_all(current)
-        if not (all(map(self._has_answered, current)) or is_silent(self._asked_s, time.monotonic())):
+        if self._requested_s is None:
+            self._request_positions(current)
+        if not (all(map(self._has_answered, current)) or is_silent(self._requested_s, time.monotonic())):
             return False
-        self._asked_s = None
-        doubts = doubts_of(current, self._has_answered)
+        self._requested_s = None
+        doubts = find_doubts(current, self._has_answered)
         if doubts and not kill.is_doubt_reported:
             kill.is_doubt_reported = True
             send(self._writer, warn=f"the job is not ended: {doubts[0]}.")
-        return kill.look(doubts, current)
+        return kill.evaluate(doubts, current)
 
     def _write_stall(self, stall: dict[str, Any]) -> None:
         now_ns = time.time_ns()
@@ -345,33 +349,33 @@ class HangMonitor:
 
     def _write_ends(self) -> None:
         ends = self._ranks.ends(self._unjoined.ends([rank.rank for rank in self._ranks.known.values()]))
-        ends["ends"] = self._with_those_seen_before(ends["ends"])
+        ends["ends"] = self._with_earlier_ends(ends["ends"])
         if ends["ends"] and ends != self._ends:
             self._ends = ends
             self._keep(ENDS_FILE, {"schema": ENDS_SCHEMA, **self._head, **ends})
 
-    def _with_those_seen_before(self, ends: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _with_earlier_ends(self, ends: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """``ends``, with the exit codes that an earlier hang monitor wrote for processes that ended before this one started."""
-        if self._seen_before is None:
-            noted = host_document(self._root, ENDS_FILE).get("ends")
-            rows = noted if isinstance(noted, list) else []
-            self._seen_before = {_key(row): row for row in rows if isinstance(row, dict) and "pid" in row}
+        if self._earlier_ends is None:
+            written = host_document(self._root, ENDS_FILE).get("ends")
+            rows = written if isinstance(written, list) else []
+            self._earlier_ends = {_key(row): row for row in rows if isinstance(row, dict) and "pid" in row}
         own = [end for end in ends if end["code"] is not None or end["signal"] is not None]
-        found = {_key(end): end for end in ends} | self._seen_before | {_key(end): end for end in own}
+        found = {_key(end): end for end in ends} | self._earlier_ends | {_key(end): end for end in own}
         return list(found.values())
 
     def _keep(self, name: str, document: dict[str, Any]) -> None:
-        with suppress(OSError):  # its memory is full, or gone
+        with suppress(OSError):  # the memory-backed folder is full or gone
             keep_host_document(self._root, name, document)
 
     def _finish(self) -> None:
-        self._look()
+        self._update_ranks()
         if self._lock.take():
             self._write_ends()
             # The document of a killed job keeps its time, so that later launchers do not end their jobs because of it.
             if self._stall is not None and self._stall["state"] == Standstill.LASTS.value:
-                went_on = self._went_on(self._stall, self._current())
-                self._stall["state"] = (Standstill.RESUMED if went_on else Standstill.ENDED).value
+                had_resumed = self._had_resumed(self._stall, self._current())
+                self._stall["state"] = (Standstill.RESUMED if had_resumed else Standstill.ENDED).value
                 self._write_stall(self._stall)
         self._analysis.abandon()
 

@@ -29,8 +29,8 @@ _BEAT, _RESULT, _ERROR = b".", b"r", b"e"
 _SIZE = struct.Struct("<Q")
 _LEAST_BEAT_S = 0.1
 _PIECE_BYTES = 1 << 16
-LOOK_S = 0.05
-_LONGER = 5
+POLL_S = 0.05
+_RUNNABLE_FACTOR = 5
 """Factor on the timeout while the child is not blocked in the kernel."""
 _Result = TypeVar("_Result")
 
@@ -44,8 +44,8 @@ class ForkRefusedError(OSError):
 
 
 class HeartbeatTimeout:
-    """Timeout since a child's last heartbeat, ``_LONGER`` times as long unless the child is blocked in the kernel (state D): it may wait
-    for a processor, or for something that has its own deadline.
+    """Timeout since a child's last heartbeat. It is ``_RUNNABLE_FACTOR`` times as long unless the child is blocked in the kernel (state D):
+    the child may wait for a processor, or for something that has its own deadline.
     """
 
     def __init__(self, pid: int, timeout_s: float) -> None:
@@ -60,7 +60,7 @@ class HeartbeatTimeout:
         """Raise StorageTimeoutError if the last heartbeat is too long ago."""
         silent_s = time.monotonic() - self._since_s
         is_blocked = procfs.state_of(self._pid) == "D"
-        most_s = self._timeout_s if is_blocked else self._timeout_s * _LONGER
+        most_s = self._timeout_s if is_blocked else self._timeout_s * _RUNNABLE_FACTOR
         if silent_s > most_s:
             raise StorageTimeoutError("its storage does not answer")
 
@@ -71,11 +71,11 @@ def run_with_timeout(work: Callable[[Beat], _Result], timeout_s: float) -> _Resu
     Raises StorageTimeoutError, and abandons the process, if its last heartbeat is more than ``timeout_s`` ago.
     """
     try:
-        pid, reader = _forked(lambda writer: _answer_with(work, writer))
+        pid, reader = _fork(lambda writer: _send_result(work, writer))
     except ForkRefusedError:
         return work(lambda: None)
     try:
-        kind, data = _answer(reader, HeartbeatTimeout(pid, timeout_s))
+        kind, data = _receive_result(reader, HeartbeatTimeout(pid, timeout_s))
     finally:
         os.close(reader)
         abandon(pid)
@@ -85,7 +85,7 @@ def run_with_timeout(work: Callable[[Beat], _Result], timeout_s: float) -> _Resu
     return found
 
 
-def _forked(work: Callable[[int], None], *kept: int) -> tuple[int, int]:
+def _fork(work: Callable[[int], None], *kept: int) -> tuple[int, int]:
     """Call ``work(writer)`` in a forked process that keeps only the open files ``kept`` and ``writer`` (a pipe). Returns its process id
     and the pipe's read end. Raises ForkRefusedError, or OSError if no pipe can be made."""
     reader, writer = os.pipe()
@@ -131,7 +131,7 @@ def prefer_for_oom_kill() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def beating(writer: int, sign: bytes = _BEAT) -> Beat:
+def heartbeat_to(writer: int, sign: bytes = _BEAT) -> Beat:
     """A heartbeat function that writes ``sign`` to the open file ``writer``, at most every ``_LEAST_BEAT_S`` seconds."""
     last_s = 0.0
 
@@ -145,9 +145,9 @@ def beating(writer: int, sign: bytes = _BEAT) -> Beat:
     return beat
 
 
-def _answer_with(work: Callable[[Beat], object], writer: int) -> None:
+def _send_result(work: Callable[[Beat], object], writer: int) -> None:
     try:
-        answer, kind = pickle.dumps(work(beating(writer))), _RESULT
+        answer, kind = pickle.dumps(work(heartbeat_to(writer))), _RESULT
     except Exception as error:
         answer, kind = _pickled(error), _ERROR
     answer = kind + _SIZE.pack(len(answer)) + answer
@@ -164,7 +164,7 @@ def _pickled(error: Exception) -> bytes:
     return data
 
 
-def _answer(reader: int, timeout: HeartbeatTimeout) -> tuple[bytes, bytes]:
+def _receive_result(reader: int, timeout: HeartbeatTimeout) -> tuple[bytes, bytes]:
     """Wait for the answer. Returns its kind and its bytes. Raises StorageTimeoutError, OSError."""
     data = b""
     while True:
@@ -172,7 +172,7 @@ def _answer(reader: int, timeout: HeartbeatTimeout) -> tuple[bytes, bytes]:
         head = 1 + _SIZE.size
         if len(data) >= head and len(data) >= head + _SIZE.unpack(data[1:head])[0]:
             return data[:1], data[head:]
-        while not is_readable(reader, LOOK_S):
+        while not is_readable(reader, POLL_S):
             timeout.check()
         timeout.restart()
         piece = os.read(reader, _PIECE_BYTES)
@@ -184,9 +184,9 @@ def _answer(reader: int, timeout: HeartbeatTimeout) -> tuple[bytes, bytes]:
 JOB_ENDED = b"."
 """Message of a launcher whose job has ended. A launcher that was killed sends nothing."""
 _ANSWER_BYTES = 1 << 16
-_UNHEARD_S = 5.0
+_UNLISTENED_S = 5.0
 """Time for a helper process to end if no thread listens to it."""
-_BESIDE_NICENESS = 5
+_HELPER_NICENESS = 5
 """Gives the job's processes priority if processors are short."""
 
 Work = Callable[[int, int], None]
@@ -208,17 +208,17 @@ class HelperProcess:
         thread. Raises OSError."""
         orders, self._orders = os.pipe()
         try:
-            self._pid, self._answers = _forked(lambda writer: self._live(orders, writer), orders)
+            self._pid, self._answers = _fork(lambda writer: self._run(orders, writer), orders)
         except OSError:
             os.close(self._orders)
             raise
         finally:
             os.close(orders)
 
-    def _live(self, orders: int, writer: int) -> None:
+    def _run(self, orders: int, writer: int) -> None:
         # A signal to the whole process group, for example from a terminal, is meant for the job.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        os.nice(_BESIDE_NICENESS)
+        os.nice(_HELPER_NICENESS)
         self._work(orders, writer)
 
     def listen(self, on_message: Callable[[dict[str, Any]], None], timeout_s: float) -> None:
@@ -239,8 +239,8 @@ class HelperProcess:
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
         """Read the process's only message, if ``listen`` was not called. Empty after ``timeout_s`` or if the process has died."""
-        said = os.read(self._answers, _ANSWER_BYTES) if is_readable(self._answers, timeout_s) else b""
-        found: dict[str, Any] = json.loads(said) if said else {}
+        data = os.read(self._answers, _ANSWER_BYTES) if is_readable(self._answers, timeout_s) else b""
+        found: dict[str, Any] = json.loads(data) if data else {}
         return found
 
     def stop(self, most_s: float) -> None:
@@ -265,13 +265,13 @@ class HelperProcess:
         if not self._pid or self._timeout is None:
             return
         if self._reader is None:
-            self.stop(_UNHEARD_S)
+            self.stop(_UNLISTENED_S)
             return
         self._send_end()
         self._timeout.restart()
         try:
             while self._reader.is_alive():
-                self._reader.join(LOOK_S)
+                self._reader.join(POLL_S)
                 if self._reader.is_alive():
                     self._timeout.check()
         finally:
@@ -329,7 +329,7 @@ class AnalysisProcess:
                 os.write(writer, diagnose().encode()[:_MOST_SENTENCE_BYTES])
 
         with suppress(OSError):  # no further process is allowed
-            self._pid, self._reader = _forked(work)
+            self._pid, self._reader = _fork(work)
             self._deadline_s = time.monotonic() + _ANALYSIS_S
 
     def sentence(self) -> str | None:

@@ -39,7 +39,7 @@ class HostRanks:
 
     def all(self) -> list[tuple[int, int]]:
         """(Rank, process id) of all ranks recorded on this host so far, including dead ones."""
-        self._look(float("inf"))
+        self._read_rank_files(float("inf"))
         return [(int(info["rank"]), int(info["pid"])) for info in self._known.values() if info is not None]
 
     def pid_by_rank(self) -> dict[int, int]:
@@ -53,10 +53,10 @@ class HostRanks:
 
     def folders(self) -> list[str]:
         """Paths of the folders of all ranks recorded on this host so far."""
-        self._look(float("inf"))
+        self._read_rank_files(float("inf"))
         return [str(self._ranks / name) for name, info in self._known.items() if info is not None]
 
-    def _look(self, deadline_s: float) -> None:
+    def _read_rank_files(self, deadline_s: float) -> None:
         """Read ``rank.json`` of new ranks, until the deadline (monotonic seconds)."""
         for folder in self._folders():
             if time.monotonic() > deadline_s:
@@ -69,7 +69,7 @@ class HostRanks:
     def saving(self, deadline_s: float = float("inf")) -> list[int]:
         """Process ids of ranks of this host that may run and are saving their trace. The search ends at ``deadline_s`` (monotonic
         seconds)."""
-        self._look(deadline_s)
+        self._read_rank_files(deadline_s)
         # Only the files of living ranks are read again: there may be thousands of others, elsewhere or ended.
         alive = [(name, info) for name, info in self._known.items() if info and is_running(info) is not False]
         return [
@@ -188,7 +188,7 @@ def stale_roots(root: Path) -> list[Path]:
     found = []
     for other in root.parent.glob(f"{own_roots_prefix()}*"):
         try:
-            if other != root and _written_s(other) < time.time() - _STALE_S:
+            if other != root and _last_write_s(other) < time.time() - _STALE_S:
                 found.append(other)
         except OSError:
             continue
@@ -206,7 +206,7 @@ def drain_stale_spools(root: Path) -> None:
             continue
 
 
-def _written_s(root: Path) -> float:
+def _last_write_s(root: Path) -> float:
     """Time of the last write below a root, epoch seconds. Raises OSError."""
     times = [root.lstat().st_mtime]
     for spool in spools_in(str(root)):
@@ -217,13 +217,13 @@ def _written_s(root: Path) -> float:
 
 GRACE_S = 45.0
 """Time between SIGTERM and SIGKILL, longer than torchrun's timeout for its ranks (30 s)."""
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _QUIET_S = 2.0
 """Time without a rank after which no restart is expected, although other processes of the job run; torchrun restarts within a second."""
 _KILLING_S = 5.0
 """Time that SIGKILL may take: the kernel delays it while a process waits for storage."""
 _RANK = b"RANK="
-_OF_A_RANK = (_RANK, b"WORLD_SIZE=", b"LOCAL_RANK=")
+_RANK_VARIABLES = (_RANK, b"WORLD_SIZE=", b"LOCAL_RANK=")
 """Variables that launchers set for ranks; children of ranks inherit them."""
 
 
@@ -239,7 +239,7 @@ class _Process:
     """RANK in its environment."""
 
 
-class Rest(NamedTuple):
+class EndedOrphans(NamedTuple):
     """Process ids of processes that outlived the command."""
 
     launchers: list[int]
@@ -254,14 +254,14 @@ class Rest(NamedTuple):
         what = " and ".join(
             name for name, pids in (("launchers", self.launchers), ("ranks", self.ranks)) if pids
         )
-        said = []
+        sentences = []
         if ended:
-            said.append(f"The command left {what} behind, which were ended: process {_listed(ended)}.")
+            sentences.append(f"The command left {what} behind, which were ended: process {_listed(ended)}.")
         if self.living:
-            said.append(
+            sentences.append(
                 f"These processes of the job could not be ended and may go on: {_listed(self.living)}."
             )
-        return said
+        return sentences
 
 
 class Orphans:
@@ -286,12 +286,12 @@ class Orphans:
         self._begun_s = time.monotonic()
         self._ranks: set[_Process] = set()
         self._launchers: set[_Process] = set()
-        self._no_ranks: set[_Process] = set()
+        self._rank_children: set[_Process] = set()
         """Children of ranks, which inherit a rank's environment."""
         self._sigterm_s: dict[_Process, float] = {}
         """Time of SIGTERM by process, monotonic seconds."""
 
-    def end(self, beat: Callable[[], None] = lambda: None, signalled_group: int = 0) -> Rest:
+    def end(self, beat: Callable[[], None] = lambda: None, signalled_group: int = 0) -> EndedOrphans:
         """End the processes, including those that appear meanwhile, by SIGTERM and after the grace period by SIGKILL. Launchers are ended
         first, so that they can end their ranks. Processes of the process group ``signalled_group`` already got a signal.
 
@@ -302,20 +302,22 @@ class Orphans:
         while True:
             beat()
             marked = {pid: each for pid in procfs.pids() if (each := self._process(pid)) is not None}
-            left = self._left(marked)
+            left = self._remaining(marked)
             now_s = time.monotonic()
             if left:
                 quiet_since_s = now_s
             if now_s > give_up_s or (not left and (not marked or now_s - quiet_since_s > _QUIET_S)):
                 launchers = self._launchers - self._ranks
-                return Rest(*(sorted(each.pid for each in group) for group in (launchers, self._ranks, left)))
+                return EndedOrphans(
+                    *(sorted(each.pid for each in group) for group in (launchers, self._ranks, left))
+                )
             for process in left:
-                if signalled_group and _group(process.pid) == signalled_group:
+                if signalled_group and _process_group(process.pid) == signalled_group:
                     self._sigterm_s.setdefault(process, now_s)
             signalled_group = 0
-            for process in self._due(left, marked):
+            for process in self._to_signal(left, marked):
                 self._signal(process)
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def _process(self, pid: int) -> _Process | None:
         """None if the process is gone, or belongs to another user or job."""
@@ -323,9 +325,9 @@ class Orphans:
         environment = [] if began is None or pid == os.getpid() else _environment(pid)
         if began is None or self._marker not in environment or procfs.user_of(pid) != os.getuid():
             return None
-        return _Process(pid, began, procfs.parent_of(pid), _number(environment))
+        return _Process(pid, began, procfs.parent_of(pid), _rank_number(environment))
 
-    def _left(self, marked: dict[int, _Process]) -> list[_Process]:
+    def _remaining(self, marked: dict[int, _Process]) -> list[_Process]:
         """Running ranks, and running ancestors of ranks, which may have ended."""
         ranks = self._living_ranks(marked)
         self._ranks.update(ranks)
@@ -335,24 +337,24 @@ class Orphans:
 
     def _living_ranks(self, marked: dict[int, _Process]) -> list[_Process]:
         """Ranks that have a record, and processes that have a rank's variables but no record yet (before they import torch)."""
-        before_init = {pid: rank for rank, pid, _ in unjoined_files(str(self._root))}
-        shown = {**(self._recorded or {}), **ranks_of_spools(self._root), **before_init}
+        unjoined = {pid: rank for rank, pid, _ in unjoined_files(str(self._root))}
+        shown = {**(self._recorded or {}), **ranks_of_spools(self._root), **unjoined}
         living = {rank for pid, rank in shown.items() if pid in marked}
         ranks = [process for pid, process in marked.items() if pid in shown]
         for process in marked.values():
-            if process.number is None or process.pid in shown or process in self._no_ranks:
+            if process.number is None or process.pid in shown or process in self._rank_children:
                 continue
             parent = marked.get(process.parent)
             by_rank = parent is not None and parent.number is not None
             # A restarted rank and the children of a dead rank both have the dead rank's number; only the children have lost their parent.
             left_by_rank = parent is None and (self._recorded is None or process.number in shown.values())
             if by_rank or left_by_rank or process.number in living:
-                self._no_ranks.add(process)
+                self._rank_children.add(process)
             else:
                 ranks.append(process)
         return ranks
 
-    def _due(self, left: list[_Process], marked: dict[int, _Process]) -> list[_Process]:
+    def _to_signal(self, left: list[_Process], marked: dict[int, _Process]) -> list[_Process]:
         """Processes without a running ancestor; after twice the grace period all of them."""
         if time.monotonic() - self._begun_s > 2 * self._grace_s:
             return left
@@ -402,7 +404,7 @@ def _ancestors(process: _Process, marked: dict[int, _Process]) -> Iterator[_Proc
         process = above
 
 
-def _group(pid: int) -> int:
+def _process_group(pid: int) -> int:
     """Process group of a process; 0 if the process is gone."""
     try:
         return os.getpgid(pid)
@@ -410,9 +412,9 @@ def _group(pid: int) -> int:
         return 0
 
 
-def _number(environment: list[bytes]) -> int | None:
+def _rank_number(environment: list[bytes]) -> int | None:
     """RANK if the environment has all variables of a rank, else None."""
-    values = [next((each for each in environment if each.startswith(name)), b"") for name in _OF_A_RANK]
+    values = [next((each for each in environment if each.startswith(name)), b"") for name in _RANK_VARIABLES]
     number = values[0][len(_RANK) :]
     return int(number) if all(values) and number.isdigit() and len(number) < 10 else None
 

@@ -85,7 +85,7 @@ class WatchedRank:
     _evaluated_s: float | None = None
     handle: int = -1
     """The pidfd, readable once the process has ended; -1 if there is none."""
-    _looked_s: float = 0.0
+    _polled_s: float = 0.0
     _ran_python_s: float = 0.0
     """When Python code last ran in it, or when that could not be observed (it was suspended, or not polled); monotonic seconds."""
     _is_asked_for_stack: bool = False
@@ -114,12 +114,12 @@ class WatchedRank:
     def _found_pid(self) -> int:
         return writer_of(self.spool).pid
 
-    def follow(self, seen: WatchedRank) -> None:
-        """Take over the pidfd and the end of ``seen``, the same process before ``init_process_group``, which may have its exit code."""
-        self.here_pid, self.handle, seen.handle = seen.here_pid, seen.handle, -1
+    def follow(self, earlier: WatchedRank) -> None:
+        """Take over the pidfd and the end of ``earlier``, the same process before ``init_process_group``, which may have its exit code."""
+        self.here_pid, self.handle, earlier.handle = earlier.here_pid, earlier.handle, -1
         self.meter = Meter(self.here_pid)
-        if seen.end is not None:
-            self.end = {**seen.end, "joined": True}
+        if earlier.end is not None:
+            self.end = {**earlier.end, "joined": True}
 
     def close(self) -> None:
         """Close the pidfd."""
@@ -142,14 +142,14 @@ class WatchedRank:
         """Rank and process id. Process ids alone are ambiguous: each is from the rank's own pid namespace."""
         return self.rank, self.pid
 
-    def look(self) -> bool:
+    def update(self) -> bool:
         """Update the state. Returns whether a step was finished since the last poll."""
         before, beat = self.beat, self._heart.read() if self.joined else None
         self.beat = beat
         stepped = beat is not None and beat.steps > self.steps
-        now_s, looked_s = time.monotonic(), self._looked_s
-        self._looked_s = now_s
-        if stepped or is_silent(looked_s, now_s):
+        now_s, polled_s = time.monotonic(), self._polled_s
+        self._polled_s = now_s
+        if stepped or is_silent(polled_s, now_s):
             self._python_has_run(now_s)
         if beat is not None:
             self.began_ns, self.steps, self.ended = beat.began_ns, beat.steps, beat.in_order
@@ -163,8 +163,8 @@ class WatchedRank:
             self.state, self.progress, self.heard_s = "", {}, None
             self.meter.clear()
         else:
-            self._look_at_process()
-            self._look_at_report(before, beat)
+            self._read_process()
+            self._read_report(before, beat)
             if self.suspended or self.state == "t":
                 self._python_has_run(now_s)
         return stepped
@@ -175,7 +175,7 @@ class WatchedRank:
     def ask_stack(self, after_s: float) -> None:
         """Have faulthandler write the stack of its first thread, once, if Python has not run in it for ``after_s``. Not while it is
         stopped or in a system call that a signal interrupts, nor if the job has replaced the signal's handler."""
-        if self._is_asked_for_stack or not is_silent(self._ran_python_s, self._looked_s, after_s):
+        if self._is_asked_for_stack or not is_silent(self._ran_python_s, self._polled_s, after_s):
             return
         number = 0 if self.beat is None or self.beat.in_order else self.beat.signal
         if number <= 0 or not self.alive or not self.here_pid or self.suspended or self.attended:
@@ -187,7 +187,7 @@ class WatchedRank:
             with suppress(OSError):  # the process is gone
                 signal.pidfd_send_signal(self.handle, number)
 
-    def _look_at_process(self) -> None:
+    def _read_process(self) -> None:
         if not self.here_pid:
             self.open()  # the process was not visible when the recording was found
         if not self.here_pid or self.end is not None:
@@ -196,9 +196,9 @@ class WatchedRank:
         if self.state in ("", "Z", "X"):
             self.note_end()
         else:
-            self.meter.look(self.beat)
+            self.meter.update(self.beat)
 
-    def _look_at_report(self, before: Beat | None, beat: Beat | None) -> None:
+    def _read_report(self, before: Beat | None, beat: Beat | None) -> None:
         if before is not None and beat is not None and beat.reports > before.reports:
             self.heard_s = time.monotonic()
             self._python_has_run(self.heard_s)
@@ -356,7 +356,7 @@ class WatchedRank:
         return ""
 
 
-_NEW_S = 0.1
+_SEARCH_PERIOD_S = 0.1
 """Time between two searches for new ranks. The exit code of a rank that ends before it is found is unknown, and ranks that failed because
 of it would be reported."""
 
@@ -372,35 +372,35 @@ class HostWatchedRanks:
         self._groups: dict[str, tuple[Cgroup, int]] = {}
         """By spool, the control group of the rank and the group's number of OOM kills when the rank was found."""
 
-    def wait(self, seconds: float, also: list[int]) -> None:
-        """Wait up to ``seconds`` until a process ends, a descriptor in ``also`` is readable, or a rank begins to record."""
+    def wait(self, seconds: float, handles: list[int]) -> None:
+        """Wait up to ``seconds`` until a process ends, a descriptor in ``handles`` is readable, or a rank begins to record."""
         ends_s = time.monotonic() + seconds
         with selectors.PollSelector() as selector:
             for rank in self.known.values():
                 if rank.handle >= 0:
                     selector.register(rank.handle, selectors.EVENT_READ, rank)
-            for handle in also:
+            for handle in handles:
                 selector.register(handle, selectors.EVENT_READ)
             ready: list[tuple[selectors.SelectorKey, int]] = []
-            while not ready and self._listed_ns == self._changed_ns() and time.monotonic() < ends_s:
-                ready = selector.select(min(max(0.0, ends_s - time.monotonic()), _NEW_S))
+            while not ready and self._listed_ns == self._modified_ns() and time.monotonic() < ends_s:
+                ready = selector.select(min(max(0.0, ends_s - time.monotonic()), _SEARCH_PERIOD_S))
             for key, _ in ready:
                 if key.data is not None:
                     key.data.note_end()
 
-    def _changed_ns(self) -> int:
+    def _modified_ns(self) -> int:
         with suppress(OSError):
             return Path(self._root).stat().st_mtime_ns
         return 0
 
-    def look(self, seen: Callable[[int, int], WatchedRank | None] | None = None) -> bool:
-        """Update all ranks. Returns whether one has finished a step. ``seen(rank, pid)`` returns the same process if it was known before
+    def update(self, earlier: Callable[[int, int], WatchedRank | None] | None = None) -> bool:
+        """Update all ranks. Returns whether one has finished a step. ``earlier(rank, pid)`` returns the same process if it was known before
         ``init_process_group``."""
-        self._listed_ns = self._changed_ns()
+        self._listed_ns = self._modified_ns()
         for spool in spools_in(self._root):
             if spool not in self.known and (named := parse_spool_name(spool)) is not None:
                 found = WatchedRank(spool, *named)
-                before = None if seen is None else seen(found.rank, found.pid)
+                before = None if earlier is None else earlier(found.rank, found.pid)
                 if before is None:
                     found.open()
                 else:
@@ -409,13 +409,13 @@ class HostWatchedRanks:
                 if (kills := group.oom_kills()) is not None:
                     self._groups[spool] = group, kills
                 self.known[spool] = found
-        stepped = [rank.look() for rank in self.known.values()]
+        stepped = [rank.update() for rank in self.known.values()]
         for spool, rank in self.known.items():
             if rank.end is not None and rank.end["oom_kills"] is None:
-                rank.end["oom_kills"] = self._kills(spool)
+                rank.end["oom_kills"] = self._oom_kills(spool)
         return any(stepped)
 
-    def _kills(self, spool: str) -> int | None:
+    def _oom_kills(self, spool: str) -> int | None:
         if spool not in self._groups:
             return None
         group, before = self._groups[spool]
@@ -425,7 +425,9 @@ class HostWatchedRanks:
     def ends(self, unjoined: list[dict[str, Any]]) -> dict[str, Any]:
         """Content of ``ends.json``: the ends of these ranks and of ``unjoined``."""
         ends = [*(rank.end for rank in self.known.values() if rank.end is not None), *unjoined]
-        kills = [found for spool in self.known if (found := self._kills(spool)) is not None] if ends else []
+        kills = (
+            [found for spool in self.known if (found := self._oom_kills(spool)) is not None] if ends else []
+        )
         return {"ends": ends, "oom_kills": max(kills, default=None)}
 
     def current(self, started_ns: int = 0) -> list[WatchedRank]:
@@ -436,5 +438,7 @@ class HostWatchedRanks:
             if rank.alive or rank.rank not in newest or not newest[rank.rank].alive:
                 newest[rank.rank] = rank
         begun_ns = max([started_ns, *(rank.began_ns for rank in newest.values() if rank.alive)])
-        of_now = [rank for rank in newest.values() if rank.end is None or rank.end["seen_ns"] >= begun_ns]
-        return sorted(of_now, key=lambda rank: rank.rank)
+        of_this_attempt = [
+            rank for rank in newest.values() if rank.end is None or rank.end["seen_ns"] >= begun_ns
+        ]
+        return sorted(of_this_attempt, key=lambda rank: rank.rank)

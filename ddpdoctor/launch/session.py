@@ -21,11 +21,11 @@ from ddpdoctor.hook.environment import (
 )
 from ddpdoctor.launch.alone import (
     CommandNotStartedError,
+    error_text,
     inherited_environment,
     preparing,
     replace_this_process,
-    say_alone,
-    words_of,
+    warn_unrecorded,
 )
 from ddpdoctor.launch.child import Child, ExitStatus
 from ddpdoctor.launch.directory import Launch, default_run_name, job_identity, new_manifest, open_run
@@ -131,18 +131,18 @@ def run_job(
         try:
             with preparing("the environment cannot be read"):
                 base = inherited_environment() if environment is None else dict(environment)
-            recording, child = _started(command, options, base, diagnose)
+            recording, child = _start(command, options, base, diagnose)
         except (DdpDoctorError, CommandNotStartedError):
             raise
         except Exception as error:
-            say_alone(error, warn)
+            warn_unrecorded(error, warn)
             return _run_unrecorded(command, dict(os.environ) if base is None else base)
     except CommandNotStartedError as error:
         return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
     return recording.follow(command, child, warn)
 
 
-def _started(
+def _start(
     command: Sequence[str], options: RunOptions, base: dict[str, str], diagnose: Callable[[Path], str] | None
 ) -> tuple[_Recording, Child]:
     """Start the job and its recording. Raises DdpDoctorError if ``options.out`` must not be written to, CommandNotStartedError,
@@ -153,7 +153,7 @@ def _started(
         name = default_run_name(command, identity)
 
     def prepare(beat: Beat) -> tuple[Launch, Path]:
-        with preparing("the run directory cannot be created", but=DdpDoctorError):
+        with preparing("the run directory cannot be created", passed=DdpDoctorError):
             launch = open_run(options.out, name, identity, manifest)
         try:
             with preparing("no memory can be had for its ranks' recordings"):
@@ -165,20 +165,20 @@ def _started(
             raise
         return launch, spool
 
-    def take_back(beat: Beat) -> None:
+    def remove_files(beat: Beat) -> None:
         """Remove the files of a job that has not started."""
         launch.withdraw()
         drain_spools(spool)
 
-    with preparing("the run directory cannot be created", but=DdpDoctorError):
+    with preparing("the run directory cannot be created", passed=DdpDoctorError):
         launch, spool = run_with_timeout(prepare, _START_S)
     try:
         with preparing("the recording cannot be prepared"):
             recording = _Recording(launch, spool, options, base, diagnose)
-        return recording, Child(command, recording.environment, recording.note_asked)
+        return recording, Child(command, recording.environment, recording.note_end_request)
     except BaseException:
         with suppress(Exception):
-            run_with_timeout(take_back, _ANSWER_S)
+            run_with_timeout(remove_files, _ANSWER_S)
         raise
 
 
@@ -228,7 +228,7 @@ class _Recording:
         self.environment[_LAUNCHER_VARIABLE] = self.marker
         self.notes: list[str] = []
         self.unsaved: list[str] = []
-        self._asked_by: int | None = None
+        self._first_end_signal: int | None = None
         """The first signal that asked the job to end."""
         self.manifest_notes: list[Note] = []
         """Notes that are not shown to the user, for example that a CPU job has no GPU."""
@@ -268,18 +268,18 @@ class _Recording:
             )
         except Exception as error:
             recorded, stopped = 0, False
-            self.unsaved.append(f"The recording in {self.launch.run} is incomplete: {words_of(error)}.")
+            self.unsaved.append(f"The recording in {self.launch.run} is incomplete: {error_text(error)}.")
         interrupted = child.close()
         notes = [mask_text(note) for note in self.notes]
         return Outcome(
             status, self.launch.run, self.launch.owner, recorded, stopped, interrupted, notes, self.unsaved
         )
 
-    def note_asked(self, number: int) -> None:
+    def note_end_request(self, number: int) -> None:
         """Write to memory at once which signal first asked the job to end: a SIGKILL for all processes may follow."""
-        if self._asked_by is not None:
+        if self._first_end_signal is not None:
             return
-        self._asked_by = number
+        self._first_end_signal = number
         document = {
             "schema": ASKED_SCHEMA,
             "host": self.launch.host,
@@ -301,33 +301,33 @@ class _Recording:
         with suppress(StorageTimeoutError):  # the ends of the ranks are then not recorded
             self.hang_monitor.end()
         self.storage_process.end()
-        self._stage(self._wait_for_traces, self.notes)
-        if child.is_to_end or status.signal is not None:
-            end_orphans = partial(self._end_orphans, child.was_signalled_by_group, self._recorded_ranks())
-            if not self._stage(end_orphans, self.notes):
+        self._run_stage(self._wait_for_traces, self.notes)
+        if child.is_end_requested or status.signal is not None:
+            end_orphans = partial(self._end_orphans, child.was_group_signalled, self._recorded_ranks())
+            if not self._run_stage(end_orphans, self.notes):
                 self.notes.append("Processes of the job may still run: they could not be looked for.")
         for stage, sentences in ((self._collect, self.unsaved), (self._wait_for_others, self.notes)):
-            if not self._stage(stage, sentences):
+            if not self._run_stage(stage, sentences):
                 raise StorageTimeoutError
         self._note_sources()
         # A command that ends because of a signal may return an exit code, as torchrun does.
-        ended_by = status.signal or (self._asked_by if status.code else None)
-        nothing = no_rank_note(command[0], ended_by, unjoined)
+        ended_by = status.signal or (self._first_end_signal if status.code else None)
+        no_rank = no_rank_note(command[0], ended_by, unjoined)
         recorded, stopped, notes = run_with_timeout(
-            lambda beat: self._complete(status, ended_ns, nothing), _ANSWER_S
+            lambda beat: self._complete(status, ended_ns, no_rank), _ANSWER_S
         )
         self.notes = [*notes, *self.notes]
         return recorded, stopped
 
-    def _complete(self, status: ExitStatus, ended_ns: int, nothing: Note) -> tuple[int, bool, list[str]]:
+    def _complete(self, status: ExitStatus, ended_ns: int, no_rank: Note) -> tuple[int, bool, list[str]]:
         """Complete the manifest. Returns the number of ranks recorded, whether it is known how ranks stopped, and sentences for the user.
-        ``nothing``: the note for a run without either."""
+        ``no_rank``: the note for a run without either."""
         recorded, said = self.ranks.recorded(), list[str]()
         notes = [Note(sentence) for sentence in self.notes]
         stopped = any(any(self.launch.run.glob(f"hosts/*/{name}")) for name in (STALL_FILE, ENDS_FILE))
         if self.launch.owner and not (recorded or stopped) and self.launch.run.exists():
-            notes.insert(0, nothing)
-            said.append(nothing.text)
+            notes.insert(0, no_rank)
+            said.append(no_rank.text)
         notes += self.manifest_notes
         try:
             self.launch.finish(
@@ -341,7 +341,7 @@ class _Recording:
             said.append(f"{self.launch.run} could not be completed: {error}.")
         return recorded, stopped, said
 
-    def _stage(self, stage: Callable[[Beat], list[str]], sentences: list[str]) -> bool:
+    def _run_stage(self, stage: Callable[[Beat], list[str]], sentences: list[str]) -> bool:
         """Run a stage after the job's end in a helper process, and append its result to ``sentences``. False if the storage did not
         answer."""
         try:

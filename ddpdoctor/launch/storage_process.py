@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.launch.helper import JOB_ENDED, LOOK_S, HelperProcess, beating, send
+from ddpdoctor.launch.helper import JOB_ENDED, POLL_S, HelperProcess, heartbeat_to, send
 from ddpdoctor.launch.leftovers import HostRanks, drain_stale_spools, stale_roots
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.readable import is_readable
@@ -49,12 +49,12 @@ class StorageProcess:
         """``root``: folder of the ranks' spools on this host. ``orders``, ``writer``: see :data:`.helper.Work`."""
         self._run, self._root, self._host, self._options = run, root, host, options
         self._orders, self._writer = orders, writer
-        self._beat = beating(writer, b"\n")
+        self._beat = heartbeat_to(writer, b"\n")
         self._lock = HostLock(str(root))
         self._budgets: dict[str, DiskBudget] = {}
         self._warned: set[str] = set()
         self._copied: dict[str, int] = {}
-        self._samples = False
+        self._is_sampling = False
         """Whether this process samples the host, or has tried to."""
         self._sampler: TelemetrySampler | None = None
         self._metrics: HelperProcess | None = None
@@ -70,8 +70,8 @@ class StorageProcess:
         self._start_metrics()
         # The lock is taken early: ranks check at their start whether it is held.
         others = HelperProcess("others", lambda orders, writer: drain_stale_spools(self._root))
-        self._samples = self._lock.take()
-        if self._samples and stale_roots(self._root):
+        self._is_sampling = self._lock.take()
+        if self._is_sampling and stale_roots(self._root):
             with suppress(OSError):  # no further process is allowed; a later run copies them
                 others.start()
         if not self._run_with_heartbeats(self._start):
@@ -94,8 +94,8 @@ class StorageProcess:
             return True
         left_s = _STOPPING_S
         while thread.is_alive() and left_s > 0:
-            thread.join(LOOK_S)
-            left_s -= LOOK_S if is_readable(self._orders, 0) else 0
+            thread.join(POLL_S)
+            left_s -= POLL_S if is_readable(self._orders, 0) else 0
             self._beat()
         return not thread.is_alive()
 
@@ -128,7 +128,7 @@ class StorageProcess:
         lock.release()
 
     def _start(self) -> None:
-        if self._samples:
+        if self._is_sampling:
             self._sample()
         said = {} if self._metrics is None else self._metrics.answer(_METRICS_START_S)
         if said.get("warn"):
@@ -179,9 +179,9 @@ class StorageProcess:
             copy_host_documents(str(self._root), str(self._run), self._copied)
         except OSError as error:
             self._warn_once(error)
-        goes_on = [spool for spool in spools_in(str(self._root)) if not self._copy_spool(spool)]
-        if goes_on and not self._samples:
-            self._samples = True  # the launcher that sampled has ended
+        active = [spool for spool in spools_in(str(self._root)) if not self._copy_spool(spool)]
+        if active and not self._is_sampling:
+            self._is_sampling = True  # the launcher that sampled has ended
             self._run_with_heartbeats(self._sample)
 
     def _copy_spool(self, spool: str) -> bool:
@@ -215,8 +215,10 @@ class StorageProcess:
     def _budget(self, target: str) -> DiskBudget | None:
         """Size limit of a rank's step log; None until the rank has recorded the world size."""
         world_size = (read_json(str(Path(target) / RANK_FILE), []) or {}).get("world_size")
-        return DiskBudget(rank_budget(world_size), self._may_go_on) if isinstance(world_size, int) else None
+        return (
+            DiskBudget(rank_budget(world_size), self._may_continue) if isinstance(world_size, int) else None
+        )
 
-    def _may_go_on(self) -> bool:
+    def _may_continue(self) -> bool:
         self._beat()
         return not is_readable(self._orders, 0)

@@ -34,10 +34,10 @@ class UnjoinedRank(WatchedRank):
     has_left: bool = False
     """Whether its file is gone, because it has joined and begins to record."""
 
-    def look(self) -> bool:
+    def update(self) -> bool:
         """Update the state. Returns False: no step is finished."""
         if self.end is None:
-            self._look_at_process()
+            self._read_process()
         if self.has_left:
             return False
         if self.end is None or "raised" not in self.end:
@@ -60,7 +60,7 @@ class UnjoinedRank(WatchedRank):
     @property
     def faults(self) -> str:
         """Stacks that faulthandler wrote on request; else the stack of the call of ``init_process_group``."""
-        return self.said.faults or _as_fault(self.said.about.get("frames"))
+        return self.said.faults or _faulthandler_text(self.said.about.get("frames"))
 
     def _found_pid(self) -> int:
         holder = unjoined_file_holder(self.spool)
@@ -80,8 +80,8 @@ class UnjoinedRank(WatchedRank):
         if not isinstance(number, int) or not isinstance(handle, int) or number <= 0 or not self.here_pid:
             return
         with suppress(OSError):  # the rank has ended or joined
-            ours = Path(f"/proc/{self.here_pid}/fd/{handle}").samefile(self.spool)
-            if not ours or not procfs.catches(self.here_pid, number):
+            is_own = Path(f"/proc/{self.here_pid}/fd/{handle}").samefile(self.spool)
+            if not is_own or not procfs.catches(self.here_pid, number):
                 return
             if (
                 not procfs.is_interruptible(self.here_pid)
@@ -94,7 +94,7 @@ class UnjoinedRank(WatchedRank):
         return innermost_line(self.faults)
 
 
-def _as_fault(frames: Any) -> str:
+def _faulthandler_text(frames: Any) -> str:
     """Frames, innermost first, in faulthandler's format."""
     if not isinstance(frames, list):
         return ""
@@ -112,15 +112,15 @@ class UnjoinedRanks:
     def __init__(self, root: str) -> None:
         self._root = root
         self.known: dict[str, UnjoinedRank] = {}
-        self._others: set[str] = set()
+        self._child_files: set[str] = set()
         """Files of child processes that inherited a rank's environment variables."""
 
-    def look(self, joined: Collection[int]) -> None:
+    def update(self, joined: Collection[int]) -> None:
         """Update all ranks. ``joined``: process ids of ranks that record."""
-        there = unjoined_files(self._root)
-        all_pids = {*joined, *(pid for _, pid, _ in there)}
-        for rank, pid, path in there:
-            if path not in self.known and path not in self._others:
+        files = unjoined_files(self._root)
+        all_pids = {*joined, *(pid for _, pid, _ in files)}
+        for rank, pid, path in files:
+            if path not in self.known and path not in self._child_files:
                 at_ns = read_unjoined(path).about.get("at_ns")
                 began_ns = at_ns if isinstance(at_ns, int) else 0
                 found = UnjoinedRank(path, rank, pid, began_ns=began_ns)
@@ -129,11 +129,11 @@ class UnjoinedRanks:
                     self.known[path] = found
                 else:
                     found.close()
-                    self._others.add(path)
-        paths = {path for _, _, path in there}
+                    self._child_files.add(path)
+        paths = {path for _, _, path in files}
         for path, found in list(self.known.items()):
             found.has_left = path not in paths
-            found.look()
+            found.update()
             ended = found.end is not None and found.end["in_order"]
             if ended:
                 remove_unjoined_file(path)

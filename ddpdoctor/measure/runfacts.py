@@ -42,7 +42,7 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
     optimizer), "compute" (forward, backward or optimizer), "communication" (all ranks in a collective); null where nothing shows it."""
     in_all_phases: bool | None = None
     """Whether forward, backward and optimizer take longer by similar ratios, as on a machine that gets slower; null where the kind of work
-    is another one, or a phase was not recorded."""
+    is neither computation nor communication, or a phase was not recorded."""
     off_cpu: bool | None = None
     """Whether the training thread was neither running nor runnable for most of it; null where the scheduler was not read."""
     where: list[Where] = []

@@ -10,7 +10,16 @@ if TYPE_CHECKING:
     from .host import HOST_FIELDS, HostSampler
     from .live import RECENT_STEPS, LivePhase, LiveRank, LiveRun, data_wait_ms, phase_shares, step_ms
     from .nvml import NvmlSampler
-    from .prometheus import METRICS, Exporter, RunSoFar, Sample, page_of, run_so_far, serve_metrics, served
+    from .prometheus import (
+        METRICS,
+        Exporter,
+        RunSoFar,
+        Sample,
+        metrics_server,
+        page_of,
+        run_so_far,
+        serve_metrics,
+    )
     from .reader import Telemetry, read_telemetry
     from .sampler import RANK_FIELDS, ProcessTreeSampler, TelemetrySampler
 
@@ -21,7 +30,7 @@ __getattr__ = deferred(
         "host": "HOST_FIELDS HostSampler",
         "live": "LivePhase LiveRank LiveRun RECENT_STEPS data_wait_ms phase_shares step_ms",
         "nvml": "NvmlSampler",
-        "prometheus": "Exporter METRICS RunSoFar Sample page_of run_so_far serve_metrics served",
+        "prometheus": "Exporter METRICS RunSoFar Sample metrics_server page_of run_so_far serve_metrics",
         "reader": "Telemetry read_telemetry",
         "sampler": "ProcessTreeSampler RANK_FIELDS TelemetrySampler",
     },

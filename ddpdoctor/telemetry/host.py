@@ -52,19 +52,19 @@ class Cgroup:
 
     def memory_limit_bytes(self) -> int | None:
         """Lowest memory limit of all levels, in bytes; None without a cgroup or a limit."""
-        return min((limit for limit, _, _ in self._limited()), default=None)
+        return min((limit for limit, _, _ in self._limits()), default=None)
 
     def free_memory_bytes(self) -> int | None:
         """Smallest amount of free memory below the limits of all levels, in bytes; page cache counts as free. None without a limit."""
         free = []
-        for limit, used, level in self._limited():
+        for limit, used, level in self._limits():
             if used is not None:
                 cached = _counts(level / "memory.stat")
                 files = cached.get("active_file", 0) + cached.get("inactive_file", 0)
                 free.append(max(limit - max(used - files, 0), 0))
         return min(free, default=None)
 
-    def _limited(self) -> Iterator[tuple[int, int | None, Path]]:
+    def _limits(self) -> Iterator[tuple[int, int | None, Path]]:
         """(Limit, usage, folder) of each level that limits memory. Bytes; the usage is None if unknown."""
         for level in self._memory:
             for limits, uses in _MEMORY_FILES:
@@ -136,7 +136,7 @@ def _counts(path: Path) -> dict[str, int]:
 
 
 _MEMORY, _PROCESSORS = Path("/proc/meminfo"), Path("/proc/stat")
-_KINDS_OF_TIME = (
+_CPU_TIME_KINDS = (
     *("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice"),
 )
 _SWAPPED_PAGE_BYTES = 4096
@@ -251,7 +251,7 @@ def _memory() -> dict[str, object]:
 def _cpu_ticks() -> dict[str, int]:
     """CPU time since boot, all cores together, by kind, in the kernel's ticks."""
     ticks = _PROCESSORS.read_text().split("\n", 1)[0].split()[1:]
-    return {kind: int(count) for kind, count in zip(_KINDS_OF_TIME, ticks)}
+    return {kind: int(count) for kind, count in zip(_CPU_TIME_KINDS, ticks)}
 
 
 def swapped_bytes() -> tuple[int | None, int | None]:

@@ -36,7 +36,7 @@ RECENT_STEPS = 20
 _SILENT_S, _SILENT_STEPS = 10.0, 10
 """``watch`` warns if no step was finished for this many seconds and this many times the usual step time."""
 
-_CLASSES = 50
+_CLASSES_PER_DOUBLING = 50
 """Number of histogram classes of step times per factor of two."""
 LOOK_BYTES = 8 << 20
 """Most bytes of a file read per refresh. Of a longer backlog, for example at the first refresh, only the end is read."""
@@ -149,16 +149,16 @@ def _phases(events: list[_Event], length_ns: int) -> tuple[tuple[LivePhase, int]
     """(Phase, time in ns). Each moment counts for the innermost event, so a collective within a forward pass is sync."""
     known = [(event.start_ns, event.duration_ns, _PHASES.get(event.kind)) for event in events]
     spent: dict[LivePhase, int] = {}
-    around: list[tuple[int, LivePhase]] = []
+    open_events: list[tuple[int, LivePhase]] = []
     """(End, phase) of the events that contain ``at``, the outermost first."""
     at = 0
 
     def advance(until_ns: int) -> None:
         nonlocal at
         while at < until_ns:
-            while around and around[-1][0] <= at:
-                around.pop()
-            end, phase = around[-1] if around else (until_ns, LivePhase.OTHER)
+            while open_events and open_events[-1][0] <= at:
+                open_events.pop()
+            end, phase = open_events[-1] if open_events else (until_ns, LivePhase.OTHER)
             moment = min(end, until_ns)
             spent[phase] = spent.get(phase, 0) + moment - at
             at = moment
@@ -166,7 +166,7 @@ def _phases(events: list[_Event], length_ns: int) -> tuple[tuple[LivePhase, int]
     for start, duration, phase in sorted(known, key=lambda each: (each[0], -each[1])):
         if phase is not None and duration > 0:
             advance(min(start, length_ns))
-            around.append((start + duration, phase))
+            open_events.append((start + duration, phase))
     advance(length_ns)
     return tuple(spent.items())
 
@@ -234,7 +234,7 @@ class LiveRank:
         """Steps completed since recording began."""
         return self.steps[-1].number + 1 if self.steps else 0
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Read the steps written since the last call; broken lines are skipped."""
         for text in self.log.read_new_lines():
             try:
@@ -254,13 +254,13 @@ class LiveRank:
             elif line.end:
                 self.ended = True
 
-    def usual_ms(self) -> float | None:
+    def median_step_ms(self) -> float | None:
         """Median time of all steps that were read, without step 0, with an error of 1 % at most; None without steps."""
         half, seen = sum(self.lengths.values()) / 2, 0
         for each in sorted(self.lengths):
             seen += self.lengths[each]
             if seen >= half:
-                return float(2.0 ** (each / _CLASSES))
+                return float(2.0 ** (each / _CLASSES_PER_DOUBLING))
         return None
 
     def since_last_step_s(self) -> float | None:
@@ -285,7 +285,7 @@ class LiveRank:
 
 def _length_class(length_ms: float) -> int:
     """Histogram class of a step time, about 1.4 % wide."""
-    return round(_CLASSES * math.log2(length_ms))
+    return round(_CLASSES_PER_DOUBLING * math.log2(length_ms))
 
 
 def age_s(moment_ns: int) -> float:
@@ -294,7 +294,7 @@ def age_s(moment_ns: int) -> float:
 
 
 class LiveRun:
-    """A run directory that may still grow. ``look()`` reads what is new. Missing or broken files raise no error."""
+    """A run directory that may still grow. ``update()`` reads what is new. Missing or broken files raise no error."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -309,7 +309,7 @@ class LiveRun:
         self._telemetry: dict[str, FileTail] = {}
         self._folders: set[str] = set()
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Read what was recorded since the last call."""
         self.manifest = read_manifest(str(self.path), []) or self.manifest
         killed = not self.ended and launcher_runs(str(self.path), self.manifest) is False
@@ -319,7 +319,7 @@ class LiveRun:
             if folder.name not in self._folders:
                 self._add(folder)
         for rank in self.ranks.values():
-            rank.look()
+            rank.update()
         found = self.lateness_of(RECENT_STEPS)
         self.lateness = found if found.by_rank_ms else self.lateness
         for folder in _folders(self.path / "hosts"):
@@ -408,7 +408,7 @@ class LiveRun:
             arrived = {r: (s.arrival_ns or 0) - shift[self.ranks[r].host] for r, s in at.items()}
             order = sorted(arrived.values())
             for rank, moment in arrived.items():
-                late[rank].append((moment - _middle_of_others(order, moment)) / 1e6)
+                late[rank].append((moment - _median_of_others(order, moment)) / 1e6)
         return Lateness(
             {rank: statistics.median(values) for rank, values in late.items() if values}, newest_ns
         )
@@ -457,7 +457,7 @@ def phase_shares(live: LiveRank, count: int) -> dict[LivePhase, float]:
     return {phase: ns / whole for phase, ns in spent.items()} if whole else {}
 
 
-def _middle_of_others(order: list[float], own: float) -> float:
+def _median_of_others(order: list[float], own: float) -> float:
     """Median of the sorted list ``order`` without one entry, which equals ``own``."""
     place, count = bisect.bisect_left(order, own), len(order) - 1
     low, high = ((count - 1) // 2, count // 2)

@@ -85,7 +85,7 @@ SAMPLE_READINGS: Mapping[str, Reading] = {
 }
 
 
-_XIDS_A_SAMPLE = 64
+_MAX_XIDS_PER_SAMPLE = 64
 _NULL_SAMPLE: dict[str, object] = dict.fromkeys([*SAMPLE_READINGS, "xid_errors"])
 
 
@@ -106,7 +106,7 @@ class NvmlSampler:
     def __init__(self) -> None:
         self.notes: list[Note] = []
         self.static: list[dict[str, object]] = []
-        self._named: set[str] = set()
+        self._reported: set[str] = set()
         self._gpus: list[_Gpu] = []
         self._nv: Any = None
         try:
@@ -169,7 +169,7 @@ class NvmlSampler:
             return None
         codes: list[int] = []
         try:
-            while len(codes) < _XIDS_A_SAMPLE:
+            while len(codes) < _MAX_XIDS_PER_SAMPLE:
                 codes.append(int(self._nv.nvmlEventSetWait(gpu.events, 0).eventData))
         except Exception as error:
             if getattr(error, "value", None) != self._nv.NVML_ERROR_TIMEOUT:
@@ -194,10 +194,10 @@ class NvmlSampler:
                 self.notes.append(
                     Note(f"NVML: GPU {gpu.index}: {text}, seen at {field}; it is no longer sampled.")
                 )
-                self._named.add(text)
+                self._reported.add(text)
                 return
-        if text not in self._named:
-            self._named.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             self.notes.append(Note(f"NVML: {text}, first for {where}; a field with this error is null."))
 
     def close(self) -> None:

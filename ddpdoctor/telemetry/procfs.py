@@ -273,7 +273,7 @@ _INODE_AT, _ATTRIBUTES_AT = 68, 72
 _COUNTS, _COUNTS_AT = struct.Struct("=QQ"), 120
 """tcpi_bytes_acked and tcpi_bytes_received, and their offset in a tcp_info."""
 _TIMEOUT_S = 0.5
-_SHARED_S = 0.5
+_REUSE_S = 0.5
 """Time for which a reading is reused, so that all ranks of a poll share one."""
 
 
@@ -282,12 +282,12 @@ class Sockets:
     by another thread, are visible only here: ``/proc/PID/io`` counts neither ``send`` nor ``recv``."""
 
     def __init__(self) -> None:
-        self._at_s = -_SHARED_S
+        self._at_s = -_REUSE_S
         self._by_inode: dict[int, int] = {}
 
     def bytes_of(self, pid: int) -> dict[int, int]:
         """Bytes sent and received so far by each TCP socket of a process, by the socket's inode; empty if unknown."""
-        if time.monotonic() - self._at_s >= _SHARED_S:
+        if time.monotonic() - self._at_s >= _REUSE_S:
             self._by_inode = dict(_all_counts())
             self._at_s = time.monotonic()
         return {inode: self._by_inode[inode] for inode in _sockets_of(pid) if inode in self._by_inode}
@@ -327,11 +327,11 @@ def _counts(family: int) -> Iterator[tuple[int, int]]:
                 size, kind, *_ = _HEAD.unpack_from(data, at)
                 if kind in (_DONE, _ERROR) or size < _HEAD.size:
                     return
-                yield from _of_message(data[at + _HEAD.size : at + size])
+                yield from _parse_message(data[at + _HEAD.size : at + size])
                 at += -(-size // 4) * 4
 
 
-def _of_message(message: bytes) -> Iterator[tuple[int, int]]:
+def _parse_message(message: bytes) -> Iterator[tuple[int, int]]:
     (inode,) = struct.unpack_from("=I", message, _INODE_AT)
     at = _ATTRIBUTES_AT
     while at + 4 <= len(message):
@@ -372,7 +372,7 @@ class Meter:
         moved = sum(poll.moved_bytes for poll in self._polls) >= MOVED_BYTES
         return self.works or moved or sum(poll.sent_bytes for poll in self._polls) >= SENT_BYTES
 
-    def look(self, beat: Beat | None) -> None:
+    def update(self, beat: Beat | None) -> None:
         """Read the counters. ``beat`` has the recording's own part of them, which is subtracted."""
         now_s = time.monotonic()
         now = {pid: usage for pid in self._tree() if (usage := usage_of(pid)) is not None}
@@ -380,7 +380,7 @@ class Meter:
         own_bytes = 0.0 if beat is None else beat.own_bytes + beat.own_faults * _PAGE_BYTES
         before, passed_s = self._before, now_s - self._at_s
         sent_before, self._sent_before = self._sent_before, sent
-        ours = own_bytes - self._own_bytes
+        recording_bytes = own_bytes - self._own_bytes
         self._before, self._own_bytes, self._at_s = now, own_bytes, now_s
         if not before or passed_s <= 0:
             return
@@ -390,7 +390,7 @@ class Meter:
         self.works = any(self._works(pid, now[pid], used, passed_s) for pid, used in grown.items())
         moved = sum(used.bytes + used.faults * _PAGE_BYTES for used in grown.values())
         just_sent = sum(count - sent_before.get(inode, 0) for inode, count in sent.items())
-        self._polls.append(_Poll(now_s, max(0.0, moved - ours), just_sent))
+        self._polls.append(_Poll(now_s, max(0.0, moved - recording_bytes), just_sent))
         while self._polls and now_s - self._polls[0].at_s > _WINDOW_S:
             self._polls.popleft()
 

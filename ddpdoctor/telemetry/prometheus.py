@@ -71,7 +71,7 @@ def _parts(live: LiveRank, started_ns: int, until_ns: int, *, is_over: bool) -> 
         take("preparation", left_s)
     if live.steps and (live.ended or is_over):
         take("end", (until_ns - live.steps[-1].end_ns) / 1e9)
-    usual_s = (live.usual_ms() or 0.0) / 1e3
+    usual_s = (live.median_step_ms() or 0.0) / 1e3
     if live.first_ms is not None:
         take("preparation", live.first_ms / 1e3 - usual_s)
     take("steps", live.steps_total * usual_s)
@@ -187,7 +187,7 @@ def _escaped(text: str) -> str:
     return plain_lines(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def served(address: tuple[str, int], page: Callable[[], str]) -> Scrapes:
+def metrics_server(address: tuple[str, int], page: Callable[[], str]) -> Scrapes:
     """Server of ``page``. Raises OSError or OverflowError if it cannot listen on the address (host, port)."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     return Scrapes(socket.create_server(address, family=family), page, address[0])
@@ -199,7 +199,7 @@ class Exporter:
     def __init__(self, run: Path, host: str, address: tuple[str, int]) -> None:
         """Raises OSError or OverflowError if it cannot listen on the address (host, port)."""
         self._run, self._host = LiveRun(run), host
-        self._scrapes = served(address, self.page)
+        self._scrapes = metrics_server(address, self.page)
         self.port = self._scrapes.port
         """The listening port, also if 0 was given."""
         self._text, self._until_s = "", 0.0
@@ -211,7 +211,7 @@ class Exporter:
     def page(self) -> str:
         """The metrics page, at most ``_PAGE_S`` old. Files are not read more often than that."""
         if time.monotonic() >= self._until_s:
-            self._run.look()
+            self._run.update()
             self._text, self._until_s = exposition(self._run, self._host), time.monotonic() + _PAGE_S
         return self._text
 

@@ -61,9 +61,9 @@ class Telemetry:
 
     def rank_column(self, rank: int, field: str) -> Column:
         """Column of a number of a rank's process tree, such as ``cpu_percent``."""
-        if field not in self._of_ranks:
-            self._of_ranks[field] = self._columns_of_ranks(field)
-        values = self._of_ranks[field].get(str(rank))
+        if field not in self._rank_columns:
+            self._rank_columns[field] = self._read_rank_columns(field)
+        values = self._rank_columns[field].get(str(rank))
         return self._times(), np.full(len(self.samples), np.nan) if values is None else values
 
     def other_programs(self) -> tuple[npt.NDArray[np.int64], list[list[dict[str, Any]] | None]]:
@@ -73,11 +73,11 @@ class Telemetry:
         ]
 
     @cached_property
-    def _of_ranks(self) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
+    def _rank_columns(self) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
         """Columns read so far, by field and rank."""
         return {}
 
-    def _columns_of_ranks(self, field: str) -> dict[str, npt.NDArray[np.float64]]:
+    def _read_rank_columns(self, field: str) -> dict[str, npt.NDArray[np.float64]]:
         found: dict[str, npt.NDArray[np.float64]] = {}
         for place, sample in enumerate(self.samples):
             for rank, values in _dict(sample.get("ranks")).items():
@@ -128,7 +128,7 @@ def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemet
         else:
             undated += 1
     if undated or not (samples or problems):
-        problems.append(Note(_lack_of_samples(path, len(samples), undated, seen)))
+        problems.append(Note(_missing_samples_text(path, len(samples), undated, seen)))
     if invalid_fields:
         problems.append(
             Note(f"{path}: {', '.join(sorted(invalid_fields))} of some samples are implausible and ignored.")
@@ -145,7 +145,7 @@ def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemet
     return Telemetry(str(path), header, samples, list(dict.fromkeys(notes)) + problems)
 
 
-def _lack_of_samples(path: Path, kept: int, undated: int, seen: bool) -> str:
+def _missing_samples_text(path: Path, kept: int, undated: int, seen: bool) -> str:
     lost = "" if kept else f": {_LOST}"
     if not undated:
         return f"{path} {'holds no sample' if seen else 'is empty'}{lost}."

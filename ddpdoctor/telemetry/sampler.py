@@ -62,7 +62,7 @@ class _Rank:
 
     pid: int
     began: int
-    seen_s: float | None = None
+    sampled_s: float | None = None
     tree: dict[int, _Counters] = field(default_factory=dict)
 
 
@@ -157,11 +157,11 @@ class ProcessTreeSampler:
 
 def _measure(rank: _Rank, own: _Counters, descendants: list[int], started: Set[int]) -> dict[str, object]:
     now_s, before = time.monotonic(), rank.tree
-    elapsed_s = 0.0 if rank.seen_s is None else now_s - rank.seen_s
+    elapsed_s = 0.0 if rank.sampled_s is None else now_s - rank.sampled_s
     children = {pid: counters for pid in descendants if (counters := _counters(pid)) is not None}
     tree = {rank.pid: own, **children}
     known = [each.memory_bytes for each in children.values() if each.memory_bytes is not None]
-    rank.seen_s, rank.tree = now_s, tree
+    rank.sampled_s, rank.tree = now_s, tree
     return {
         "cpu_percent": _cpu_percent(before, tree, started, elapsed_s),
         # Pages that forked workers share with the rank are counted once per process.
@@ -295,7 +295,7 @@ class TelemetrySampler:
             due_s = time.monotonic()
             while True:
                 stopping = self._stopping.wait(max(0.0, due_s - time.monotonic()))
-                self._take(gpus, host, ranks, final=stopping)
+                self._take_sample(gpus, host, ranks, final=stopping)
                 if stopping:
                     break
                 # Samples that became due during a slow one are skipped.
@@ -306,7 +306,9 @@ class TelemetrySampler:
         finally:
             gpus.close()
 
-    def _take(self, gpus: NvmlSampler, host: HostSampler, ranks: ProcessTreeSampler, *, final: bool) -> None:
+    def _take_sample(
+        self, gpus: NvmlSampler, host: HostSampler, ranks: ProcessTreeSampler, *, final: bool
+    ) -> None:
         began_ns, t_ns = time.thread_time_ns(), time.time_ns()
         sample = {"t_ns": t_ns, "host": host.sample(), "ranks": ranks.sample(), "gpus": gpus.sample()}
         if (final or self.samples % OTHERS_EVERY == 0) and (others := ranks.other_programs()) is not None:

@@ -62,7 +62,7 @@ class Scrapes:
         while ended not in (ready := self._ready(ended)):
             for descriptor in ready:
                 if descriptor in self._clients:
-                    self._go_on(descriptor)
+                    self._continue(descriptor)
             if self._listener.fileno() in ready:
                 self._accept()
             for descriptor in [
@@ -76,14 +76,14 @@ class Scrapes:
     def _ready(self, ended: int) -> set[int]:
         poll, now_s = select.poll(), time.monotonic()
         poll.register(ended, select.POLLIN)
-        turns_s = [client.ends_s for client in self._clients.values()]
+        deadlines_s = [client.ends_s for client in self._clients.values()]
         if self._accepts_from_s > now_s:
-            turns_s.append(self._accepts_from_s)
+            deadlines_s.append(self._accepts_from_s)
         else:
             poll.register(self._listener, select.POLLIN)
         for descriptor, client in self._clients.items():
             poll.register(descriptor, select.POLLOUT if client.answer else select.POLLIN)
-        wait_ms = 1 + 1000 * max(0.0, min(turns_s) - now_s) if turns_s else None
+        wait_ms = 1 + 1000 * max(0.0, min(deadlines_s) - now_s) if deadlines_s else None
         return {descriptor for descriptor, _ in poll.poll(wait_ms)}
 
     def _accept(self) -> None:
@@ -102,7 +102,7 @@ class Scrapes:
     def _drop(self, descriptor: int) -> None:
         self._clients.pop(descriptor).connection.close()
 
-    def _go_on(self, descriptor: int) -> None:
+    def _continue(self, descriptor: int) -> None:
         client = self._clients[descriptor]
         try:
             if client.answer:
@@ -120,9 +120,9 @@ class Scrapes:
             self._drop(descriptor)
         elif client.answer is None:
             client.request += piece
-            self._take(client)
+            self._handle_request(client)
 
-    def _take(self, client: _Client) -> None:
+    def _handle_request(self, client: _Client) -> None:
         head, end, _ = client.request.partition(b"\r\n\r\n")
         if not end and len(head) <= MOST_REQUEST_BYTES:
             return
@@ -148,13 +148,13 @@ class Scrapes:
         ]
         if request is None or len(hosts) != 1:
             return HTTPStatus.BAD_REQUEST
-        if not self._is_own(hosts[0].decode("latin-1")):
+        if not self._is_own_name(hosts[0].decode("latin-1")):
             return HTTPStatus.MISDIRECTED_REQUEST
         if request[2].partition(b"?")[0] != PATH.encode():
             return HTTPStatus.NOT_FOUND
         return HTTPStatus.OK if request[1] in (b"GET", b"HEAD") else HTTPStatus.METHOD_NOT_ALLOWED
 
-    def _is_own(self, host: str) -> bool:
+    def _is_own_name(self, host: str) -> bool:
         try:
             name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
         except ValueError:

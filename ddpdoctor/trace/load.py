@@ -334,9 +334,9 @@ def _overlapping_ranks(own: Span, others: list[list[Span]]) -> int:
     return sum(any(start <= own[1] and end >= own[0] for start, end in spans) for spans in others)
 
 
-_HOST = ("cpu_op", "python_function", "user_annotation")
+_HOST_CATEGORIES = ("cpu_op", "python_function", "user_annotation")
 """Categories of events of the host's recording. Launches belong to the device's recording."""
-_MOST = 0.5
+_MIN_OPERATOR_SHARE = 0.5
 """Smallest share of late events whose names must also occur among events launched by operators."""
 
 
@@ -349,7 +349,7 @@ def within_host_recording(trace: RankTrace) -> RankTrace:
     """
     if not trace.category_mask("cpu_op", "python_function").any():
         return trace
-    over_ns = int(trace.end_ns[trace.category_mask(*_HOST)].max())
+    over_ns = int(trace.end_ns[trace.category_mask(*_HOST_CATEGORIES)].max())
     calls = trace.category_mask(*RUNTIME_CALLS) & (trace.start_ns > over_ns)
     later = np.isin(trace.correlation, trace.correlation[calls & (trace.correlation >= 0)]) & ~calls
     if not later.any():
@@ -358,4 +358,4 @@ def within_host_recording(trace: RankTrace) -> RankTrace:
         trace.correlation, trace.correlation[(trace.external_id > 0) & (trace.correlation >= 0)]
     )
     of_operators = np.isin(trace.name[later], trace.name[launched & ~later])
-    return trace.among(~(calls | later)) if of_operators.mean() >= _MOST else trace
+    return trace.among(~(calls | later)) if of_operators.mean() >= _MIN_OPERATOR_SHARE else trace

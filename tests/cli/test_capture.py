@@ -237,7 +237,7 @@ def test_a_window_has_the_same_number_on_each_host(tmp_path):
             rank = json.loads((folder / "rank.json").read_text())
             (folder / "rank.json").write_text(json.dumps({**rank, "host": "ab"[number], "captures": done}))
         seen = LiveRun(run)
-        seen.look()
+        seen.update()
         assert {each.host for each in seen.ranks.values()} == {"a", "b"}
         return seen
 

@@ -28,7 +28,7 @@ RUN = Path(__file__).parents[2] / "fixtures" / "slow-data-one-rank"
 def run():
     """A running job in which rank 1 waits for data."""
     live = LiveRun(RUN)
-    live.look()
+    live.update()
     live.manifest["ended_ns"] = None
     for rank in live.ranks.values():
         rank.ended = False

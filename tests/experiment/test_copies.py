@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from ddpdoctor.experiment import scratch as copies
-from ddpdoctor.experiment.scratch import copied
+from ddpdoctor.experiment.scratch import copy_folder
 
 
 def test_what_lies_in_a_working_directory_goes_along_and_what_cannot_is_told(tmp_path):
@@ -23,7 +23,7 @@ def test_what_lies_in_a_working_directory_goes_along_and_what_cannot_is_told(tmp
     (run / "manifest.json").write_text('{"schema": "ddpdoctor.run/1"}')
     apart = here / "ddpdoctor-trial-x"
     apart.mkdir()
-    told = copied(here, apart / "copy", apart)
+    told = copy_folder(here, apart / "copy", apart)
     assert told == "The copy of the working directory lacks 1 recorded run and 1 pipe, socket or device." or (
         told == "The copy of the working directory lacks 1 pipe, socket or device and 1 recorded run."
     )
@@ -36,7 +36,7 @@ def test_what_lies_in_a_working_directory_goes_along_and_what_cannot_is_told(tmp
 def test_a_whole_copy_says_nothing(tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "a").write_text("x")
-    assert copied(tmp_path / "here", tmp_path / "copy", tmp_path / "copy") == ""
+    assert copy_folder(tmp_path / "here", tmp_path / "copy", tmp_path / "copy") == ""
 
 
 def test_links_lead_into_the_copy_or_where_they_led_which_is_told(tmp_path):
@@ -49,7 +49,7 @@ def test_links_lead_into_the_copy_or_where_they_led_which_is_told(tmp_path):
     (here / "python").symlink_to(shutil.which("sh"))
     copy = tmp_path / "deeper" / "copy"
     copy.parent.mkdir()
-    told = copied(here, copy, copy.parent)
+    told = copy_folder(here, copy, copy.parent)
     assert told == "1 link leads out of the copy: what the job writes there is not in a copy."
     (copy / "last" / "a").write_text("x")
     assert (copy / "logs" / "a").exists()
@@ -65,7 +65,7 @@ def test_what_may_not_be_read_is_left_out(tmp_path):
     (here / "closed").chmod(0)
     (here / "secret").write_text("x")
     (here / "secret").chmod(0)
-    assert "2 entries that may not be read" in copied(here, tmp_path / "copy", tmp_path)
+    assert "2 entries that may not be read" in copy_folder(here, tmp_path / "copy", tmp_path)
 
 
 def test_storage_that_takes_no_more_is_one_error(tmp_path, monkeypatch):
@@ -76,7 +76,7 @@ def test_storage_that_takes_no_more_is_one_error(tmp_path, monkeypatch):
     (tmp_path / "here" / "a").write_text("x")
     monkeypatch.setattr(shutil, "copy2", full)
     with pytest.raises(OSError, match="No space left on device"):
-        copied(tmp_path / "here", tmp_path / "copy", tmp_path)
+        copy_folder(tmp_path / "here", tmp_path / "copy", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_a_working_directory_that_is_too_large_is_not_copied(tmp_path, monkeypat
     for name, value in limits.items():
         monkeypatch.setattr(copies, name, value)
     with pytest.raises(OSError, match=f"holds {says}, which is too much"):
-        copied(here, tmp_path / "copy", tmp_path / "copy")
+        copy_folder(here, tmp_path / "copy", tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     (here / "data" / "2.bin").unlink()
-    copied(here, tmp_path / "copy", tmp_path / "copy")
+    copy_folder(here, tmp_path / "copy", tmp_path / "copy")
 
 
 def test_what_is_not_copied_does_not_count(tmp_path, monkeypatch):
@@ -108,5 +108,5 @@ def test_what_is_not_copied_does_not_count(tmp_path, monkeypatch):
         (folder / "large").write_bytes(b"x" * 4000)
     (run / "manifest.json").write_text('{"schema": "ddpdoctor.run/1"}')
     monkeypatch.setattr(copies, "MOST_BYTES", 100)
-    copied(here, apart / "copy", apart)
+    copy_folder(here, apart / "copy", apart)
     assert not (apart / "copy" / "runs" / "one").exists()

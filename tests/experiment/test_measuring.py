@@ -205,17 +205,17 @@ def test_how_a_job_ended_is_told_by_its_own_error_or_by_the_signal_of_a_rank(tmp
         "[rank1]: RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.\n"
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
     )
-    assert "exit code 1: RuntimeError: DataLoader worker" in running._words_of(log, 1)
+    assert "exit code 1: RuntimeError: DataLoader worker" in running._failure_text(log, 1)
     log.write_text(
         "[rank0]: RuntimeError: Caught OSError in DataLoader worker process 0.\n"
         "[rank0]: Original Traceback (most recent call last):\n"
         "[rank0]: OSError: handle of another process\n"
     )
-    assert running._words_of(log, 1) == "it ended with exit code 1: OSError: handle of another process"
+    assert running._failure_text(log, 1) == "it ended with exit code 1: OSError: handle of another process"
     log.write_text("  exitcode  : -9 (pid: 4)\n  traceback : Signal 9 (SIGKILL) received by PID 4\n")
-    assert running._words_of(log, 1).startswith("a rank was ended by SIGKILL, as the kernel does")
+    assert running._failure_text(log, 1).startswith("a rank was ended by SIGKILL, as the kernel does")
     log.write_text("")
-    assert running._words_of(log, -15) == "it ended with signal 15"
+    assert running._failure_text(log, -15) == "it ended with signal 15"
 
 
 def test_a_folder_that_takes_nothing_is_an_answer(monkeypatch):

@@ -61,7 +61,7 @@ def test_a_trial_that_leaves_no_memory_is_ended_and_says_so(tmp_path, monkeypatc
 
 def test_a_machine_that_had_little_left_before_is_no_trial_s_fault(monkeypatch):
     monkeypatch.setattr(running, "_rooms", lambda: [("memory", running._Room(20, 1000))])
-    assert Watch().says() == ""
+    assert Watch().reason_to_end() == ""
 
 
 def test_this_machine_s_memory_is_known():

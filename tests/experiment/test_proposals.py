@@ -7,7 +7,7 @@ import pytest
 
 from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Evidence, Finding, Fix, Job, Steps, Verdict
 from ddpdoctor.diagnose.load import load_rules
-from ddpdoctor.experiment import Proposal, of_settings, proposals, with_expectation
+from ddpdoctor.experiment import Proposal, proposals, proposals_for, with_expectation
 from ddpdoctor.experiment.settings import setting_of
 
 
@@ -73,7 +73,7 @@ def test_what_comes_now_and_then_is_measured_in_trials_that_hold_it_and_by_their
     assert (one.in_some_steps, one.least_steps) == (True, 120)
     (always,) = proposals(diagnosis(finding("a", 40.0, settings, persistence="always")))
     assert (always.in_some_steps, always.least_steps) == (False, 0)
-    asked = of_settings([("loader.persistent_workers", True), ("loader.num_workers", 4)])
+    asked = proposals_for([("loader.persistent_workers", True), ("loader.num_workers", 4)])
     assert [each.in_some_steps for each in asked] == [True, False, False]
 
 
@@ -95,7 +95,7 @@ def asked_for(
 ) -> list[Proposal]:
     facts = {"loader": {"num_workers": workers}}
     suggested = proposals(msgspec.structs.replace(diagnosis(*of), facts=facts), bounds=True)
-    return [with_expectation(each, suggested) for each in of_settings(list(settings))]
+    return [with_expectation(each, suggested) for each in proposals_for(list(settings))]
 
 
 def test_a_change_that_somebody_asks_for_is_expected_to_bring_what_a_finding_promises_of_it():

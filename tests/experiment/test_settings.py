@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.experiment import of_settings, parse_setting, setting_of
+from ddpdoctor.experiment import parse_setting, proposals_for, setting_of
 from ddpdoctor.experiment.settings import Results, SettingError
 
 
@@ -49,7 +49,7 @@ def test_what_is_refused_says_what_would_be_right(text, says):
 
 
 def test_several_settings_are_tried_one_by_one_and_together():
-    found = of_settings([("loader.num_workers", 4), ("loader.pin_memory", True)])
+    found = proposals_for([("loader.num_workers", 4), ("loader.pin_memory", True)])
     assert [proposal.words for proposal in found] == [
         "loader.num_workers=4",
         "loader.pin_memory=true",

@@ -39,7 +39,7 @@ def started(tmp_path) -> Iterator[object]:
         rank = WatchedRank(str(tmp_path), 0, process.pid, here_pid=process.pid)
         rank.beat = Beat(1, 1, 5, 1, 0, 0, 0, 0, int(NUMBER))
         rank.state, rank.handle = procfs.state_of(process.pid), os.pidfd_open(process.pid)
-        rank._looked_s = 100.0
+        rank._polled_s = 100.0
         return rank
 
     yield start

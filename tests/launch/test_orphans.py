@@ -194,7 +194,7 @@ def test_a_number_that_another_process_has_by_now(job: Job, monkeypatch) -> None
     """It was read as a rank's, and belongs to somebody else when the signal is due."""
     rank, innocent = job.start("0", **OF_RANK), job.start("innocent", mark="another")
     found = of_job(job.tmp)
-    (process,) = found._left({rank: found._process(rank)})
+    (process,) = found._remaining({rank: found._process(rank)})
     assert process.pid == rank
     for pid, began in ((innocent, process.started), (rank, process.started - 1)):
         found._send(type(process)(pid, began, process.parent, 0), signal.SIGKILL)

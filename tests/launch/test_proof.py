@@ -28,7 +28,7 @@ from .test_standstill import a_rank, silent, waiting
 
 
 def doubts(*ranks: WatchedRank, answered: bool = True) -> list[str]:
-    return hang_detection.doubts_of(ranks, lambda rank: answered)
+    return hang_detection.find_doubts(ranks, lambda rank: answered)
 
 
 def busy() -> WatchedRank:
@@ -107,25 +107,25 @@ def test_python_whose_lock_is_kept_speaks_through_faulthandler() -> None:
 
 def test_two_looks_a_while_apart_at_the_same_lines() -> None:
     ranks = [waiting(0), a_rank(1)]
-    kill = hang_detection.Kill(0.0)
-    assert not kill.look([], ranks) and kill.look([], ranks)
-    kill = hang_detection.Kill(0.0)
-    assert [kill.look(found, ranks) for found in ([], ["rank 1 works"], [], [])] == [
+    kill = hang_detection.KillDecision(0.0)
+    assert not kill.evaluate([], ranks) and kill.evaluate([], ranks)
+    kill = hang_detection.KillDecision(0.0)
+    assert [kill.evaluate(found, ranks) for found in ([], ["rank 1 works"], [], [])] == [
         False,
         False,
         False,
         True,
     ]
-    kill = hang_detection.Kill(0.0)
-    kill.look([], ranks)
+    kill = hang_detection.KillDecision(0.0)
+    kill.evaluate([], ranks)
     ranks[1].progress["user"] = [["train.py", 7, "main"]]
-    assert not kill.look([], ranks) and kill.look([], ranks)
+    assert not kill.evaluate([], ranks) and kill.evaluate([], ranks)
 
 
 def test_no_look_before_its_time_or_while_the_report_is_written() -> None:
-    kill = hang_detection.Kill(30.0)
+    kill = hang_detection.KillDecision(30.0)
     assert not kill.is_due(being_diagnosed=False)
-    soon = hang_detection.Kill(0.0)
+    soon = hang_detection.KillDecision(0.0)
     assert soon.is_due(being_diagnosed=False) and not soon.is_due(being_diagnosed=True)
 
 
@@ -144,7 +144,7 @@ class Watching:
     def hangs(self, seconds: float = 60.0, answered: bool = True) -> None:
         """No rank has shown anything for so long."""
         progress = self.watch._progress
-        progress.look(0.0, True, self.watch._current())
+        progress.update(0.0, True, self.watch._current())
         silent(progress, self.watch._current(), 0.0, seconds)
         self.watch._has_answered = lambda rank: answered  # type: ignore[method-assign]
 
@@ -191,7 +191,7 @@ def test_what_is_written_of_a_hang_is_brought_up_to_date_now_and_then(tmp_path, 
     watching.hangs()
     looked_ns = []
     for again_s in (60.0, 60.0, 60.0, 0.0):
-        monkeypatch.setattr(hang_monitor, "_AGAIN_S", again_s)
+        monkeypatch.setattr(hang_monitor, "_UPDATE_PERIOD_S", again_s)
         watching.watch._poll()
         looked_ns.append(host_document(str(watching.root), STALL_FILE).get("looked_ns"))
     assert looked_ns[0] is None and looked_ns[1] == looked_ns[2] < looked_ns[3]
@@ -228,7 +228,7 @@ def test_nobody_ends_a_job_whose_launcher_was_killed_and_none_says_so(tmp_path, 
     monkeypatch.setattr(hang_monitor, "_AFTER_LAUNCHER_S", 0.1)
     watch = Watching(tmp_path, []).watch
     watch._orders, launcher = os.pipe()
-    watch._kill, watch._ranks.known = hang_detection.Kill(0.0), {"spool": a_rank(1)}
+    watch._kill, watch._ranks.known = hang_detection.KillDecision(0.0), {"spool": a_rank(1)}
     seen = []
     monkeypatch.setattr(watch, "_poll", lambda: seen.append((watch._options.on_hang, watch._kill)))
     monkeypatch.setattr(watch._ranks, "wait", lambda *_: time.sleep(0.02))
@@ -270,8 +270,8 @@ def test_while_steps_are_finished_nothing_is_said_or_asked_of_ranks_that_compute
     """Of two hosts, in steps that take longer than a poll."""
     watching = Watching(tmp_path, [elsewhere(a_rank(0)), elsewhere(busy())])
     asked: list[WatchedRank] = []
-    watching.watch._ask = asked.append  # type: ignore[method-assign]
-    watching.watch._look = lambda: True  # type: ignore[method-assign]
+    watching.watch._request_position = asked.append  # type: ignore[method-assign]
+    watching.watch._update_ranks = lambda: True  # type: ignore[method-assign]
     for _ in range(3):
         watching.watch._poll()
     assert not watching.warnings() and not asked
@@ -347,7 +347,7 @@ def test_a_restart_has_its_startup_time_again() -> None:
     """The first step of each attempt builds the model anew."""
     progress = ProgressTracker(10.0, Tuning())
     first = [a_rank(0), a_rank(1)]
-    progress.look(0.0, True, first)
+    progress.update(0.0, True, first)
     now_s = silent(progress, first, 0.0, 5)
     again = [waiting(0), a_rank(1)]
     for rank in again:
@@ -363,7 +363,7 @@ def test_a_restart_has_its_startup_time_again() -> None:
 def test_a_prompt_is_nobodys_hang() -> None:
     asks = a_rank(1, "debugger")
     progress = ProgressTracker(10.0, Tuning())
-    progress.look(0.0, True, [waiting(0), asks])
+    progress.update(0.0, True, [waiting(0), asks])
     silent(progress, [waiting(0), asks], 0.0, 1000)
     assert progress.hang_candidate([waiting(0), asks]) is None
     assert math.isinf(asks.heard_s or 0.0)

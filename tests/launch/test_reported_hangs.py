@@ -155,7 +155,7 @@ def test_ranks_of_two_containers_may_have_one_process_id(tmp_path, monkeypatch) 
     job.ranks[0].meter.works = True
     job.polls(1)
     assert progress.paused_in == "other"
-    assert len(hang_detection.lines_of([a_rank(0), job.ranks[0], moving()])) == 3
+    assert len(hang_detection.current_lines([a_rank(0), job.ranks[0], moving()])) == 3
 
 
 def test_what_ranks_of_one_process_id_did_before_they_ended_is_kept(tmp_path, monkeypatch) -> None:
@@ -164,7 +164,7 @@ def test_what_ranks_of_one_process_id_did_before_they_ended_is_kept(tmp_path, mo
         rank.pid = row["pid"] = 7
     job.ends(1, code=None, signal=9)
     job.ends(2, code=None, signal=9)
-    monkeypatch.setattr(hang_monitor, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(hang_monitor, "_UPDATE_PERIOD_S", 0.0)
     job.watch._kill = None
     job.polls(1)
     rows = host_document(str(job.root), STALL_FILE)["ranks"]

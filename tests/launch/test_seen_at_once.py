@@ -88,14 +88,14 @@ def test_one_that_was_seen_before_it_joined(start, how: str) -> None:
     """Whether or not what it recorded is still there at the next look; its launcher has waited for it."""
     root, process = start(how)
     ranks, door = HostWatchedRanks(root), UnjoinedRanks(root)
-    ranks.look(door.seen)
-    door.look([])
+    ranks.update(door.seen)
+    door.update([])
     go_on(process)
     process.kill()
     process.wait()
-    ranks.look(door.seen)
+    ranks.update(door.seen)
     pids = [rank.pid for rank in ranks.known.values()]
-    door.look(pids)
+    door.update(pids)
     (end,) = ranks.ends(door.ends(pids))["ends"]
     assert (end["rank"], end["pid"], end["signal"]) == (1, process.pid, signal.SIGKILL)
     assert end.get("joined") is not False
@@ -107,13 +107,13 @@ def test_one_that_has_joined_is_not_at_the_door(start) -> None:
     """It is known until it records, but waits for nobody."""
     root, process = start("nowhere")
     door = UnjoinedRanks(root)
-    door.look([])
+    door.update([])
     assert [rank.pid for rank in door.current([])] == [process.pid]
     go_on(process)
-    door.look([])
+    door.update([])
     assert door.current([]) == [] and door.newest_start_ns() == 0
     assert door.handles and door.seen(1, process.pid) is not None
-    door.look([process.pid])
+    door.update([process.pid])
     assert not door.handles and door.seen(1, process.pid) is None
 
 
@@ -122,10 +122,10 @@ def test_the_next_look_comes_as_soon_as_one_records(start) -> None:
     """It has no variables of a rank, so it has no file of an unjoined rank: one of mp.spawn."""
     root, process = start("here", "")
     ranks = HostWatchedRanks(root)
-    ranks.look()
+    ranks.update()
     go_on(process)
     ranks.wait(3600.0, [])
-    ranks.look()
+    ranks.update()
     assert [rank.here_pid for rank in ranks.known.values()] == [process.pid]
 
 
@@ -139,9 +139,9 @@ def test_one_that_had_not_said_who_it_is(start) -> None:
     said = spool / "writer.json"
     later = said.rename(spool / "later")
     lock = (spool / "writer").rename(spool / "lock")
-    ranks.look()
+    ranks.update()
     (rank,) = ranks.known.values()
     assert not rank.here_pid
     later.rename(said), lock.rename(spool / "writer")
-    ranks.look()
+    ranks.update()
     assert rank.here_pid == process.pid

@@ -51,16 +51,16 @@ def test_an_upload_from_memory_is_work(pair, monkeypatch) -> None:
     """Neither the first thread's wakes nor the bytes of its files tell: no other source may."""
     monkeypatch.setattr(procfs, "MOVED_BYTES", 1 << 40)
     monkeypatch.setattr(procfs, "_sockets", Sockets())
-    monkeypatch.setattr("ddpdoctor.telemetry.procfs._SHARED_S", 0.0)
+    monkeypatch.setattr("ddpdoctor.telemetry.procfs._REUSE_S", 0.0)
     meter = procfs.Meter(os.getpid())
     monkeypatch.setattr(meter, "_works", lambda *_: False)
-    meter.look(None)
-    meter.look(None)
+    meter.update(None)
+    meter.update(None)
     assert not meter.moves
     exchange(*pair)
-    meter.look(None)
+    meter.update(None)
     assert meter.moves
     meter.clear()
-    meter.look(None)
-    meter.look(None)
+    meter.update(None)
+    meter.update(None)
     assert not meter.moves, "the rank has made progress: what it moved before does not count"

@@ -40,10 +40,10 @@ def after(
     """What is thought of ``ranks`` that have shown nothing for ``seconds``, after steps with ``gaps`` between them."""
     progress = ProgressTracker(asked_s, Tuning())
     now_s = 0.0
-    progress.look(now_s, True, ranks)
+    progress.update(now_s, True, ranks)
     for gap in gaps:
         now_s = silent(progress, ranks, now_s, gap)
-        progress.look(now_s, True, ranks)
+        progress.update(now_s, True, ranks)
     silent(progress, ranks, now_s, seconds)
     return progress.hang_candidate(ranks)
 
@@ -52,7 +52,7 @@ def silent(progress: ProgressTracker, ranks: list[WatchedRank], now_s: float, se
     ends_s = now_s + seconds
     while now_s < ends_s:
         now_s = min(now_s + 1.0, ends_s)
-        progress.look(now_s, False, ranks)
+        progress.update(now_s, False, ranks)
     return now_s
 
 
@@ -109,7 +109,7 @@ def test_one_that_computes_alone_is_no_suspect_and_still_long_without_a_step() -
     busy = a_rank(0)
     busy.meter.cores = 1.0
     progress = ProgressTracker(10.0, Tuning())
-    progress.look(0.0, True, [busy])
+    progress.update(0.0, True, [busy])
     silent(progress, [busy], 0.0, 9)
     assert not progress.is_long([busy])
     silent(progress, [busy], 9.0, 3)
@@ -219,11 +219,11 @@ def test_an_export_after_the_last_pass() -> None:
 def test_what_ranks_do_within_a_step_counts() -> None:
     ranks = [waiting(0), a_rank(1, events=0)]
     progress = ProgressTracker(10.0, Tuning())
-    progress.look(0.0, True, ranks)
-    progress.look(1.0, True, ranks)
+    progress.update(0.0, True, ranks)
+    progress.update(1.0, True, ranks)
     for second in range(2, 60):
         ranks[1].progress["events"] = second
-        progress.look(float(second), False, ranks)
+        progress.update(float(second), False, ranks)
     assert progress.hang_candidate(ranks) is None
 
 
@@ -231,7 +231,7 @@ def test_a_watch_that_was_suspended_itself_counts_little_of_that() -> None:
     ranks = [waiting(0), a_rank(1)]
     progress = ProgressTracker(10.0, Tuning())
     for now_s, stepped in ((0.0, True), (1.0, True), (500.0, False), (501.0, False)):
-        progress.look(now_s, stepped, ranks)
+        progress.update(now_s, stepped, ranks)
     assert progress.hang_candidate(ranks) is None
 
 

@@ -86,13 +86,13 @@ def host(tmp_path):
 
 def looked(root: str) -> dict[int, UnjoinedRank]:
     door = UnjoinedRanks(root)
-    door.look([])
+    door.update([])
     return {rank.rank: rank for rank in door.known.values()}
 
 
 def answer(rank: UnjoinedRank) -> str:
     rank.ask()
-    return until(lambda: rank.look() or rank.where(), within_s=20)
+    return until(lambda: rank.update() or rank.where(), within_s=20)
 
 
 @NEEDS_STACKS
@@ -133,9 +133,9 @@ def test_how_one_ended_is_known(host, tmp_path) -> None:
     root, start = host
     pid = start(1, "raising")
     door = UnjoinedRanks(root)
-    door.look([])
+    door.update([])
     (tmp_path / "train.py.go").touch()
     until(lambda: not is_alive(pid))
-    door.look([])
+    door.update([])
     (end,) = door.ends(joined=[0])
     assert (end["rank"], end["pid"], end["in_order"], end["step"]) == (1, pid, False, None)

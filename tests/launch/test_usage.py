@@ -59,7 +59,7 @@ def test_who_works(meters: dict[str, Meter]) -> None:
     moved: dict[str, int] = dict.fromkeys(WAYS, 0)
     for _ in range(5):
         for way, meter in meters.items():
-            meter.look(None)
+            meter.update(None)
             moved[way] += meter.moves
         time.sleep(1.0)
     working = {way for way, times in moved.items() if times >= 2}

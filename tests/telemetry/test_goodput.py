@@ -40,7 +40,7 @@ def write_ranks(folder, steps, **of_rank):
 
 def looked(path):
     run = LiveRun(path)
-    run.look()
+    run.update()
     return run
 
 

@@ -38,7 +38,7 @@ def step_line(number, late_ms=0.0, clock_ns=0):
 
 def looked(path):
     run = LiveRun(path)
-    run.look()
+    run.update()
     return run
 
 
@@ -84,10 +84,10 @@ def test_only_what_is_new_is_read_and_a_cut_line_waits_for_its_rest(tmp_path):
     with log.open("a") as out:
         out.write(line[:40])
         out.flush()
-        run.look()
+        run.update()
         assert run.ranks[0].steps_total == 2
         out.write(line[40:] + "not json\n" + step_line(3))
-    run.look()
+    run.update()
     assert [step.number for step in run.ranks[0].steps] == [0, 1, 2, 3]
 
 
@@ -147,7 +147,7 @@ def test_lateness_of_a_rank_that_was_restarted_is_not_its_old_one(tmp_path):
     assert run.lateness.by_rank_ms
     (tmp_path / "ranks" / "00000.1").mkdir()
     (tmp_path / "ranks" / "00000.1" / "rank.json").write_text('{"rank": 0, "host": "a", "pid": 2}')
-    run.look()
+    run.update()
     assert run.lateness.by_rank_ms == {}
 
 
@@ -183,7 +183,7 @@ def test_a_restarted_rank_replaces_its_first_recording(tmp_path):
     write_rank(tmp_path, 1, steps=3)
     shutil.move(tmp_path / "ranks" / "00001", tmp_path / "ranks" / "00000.1")
     (tmp_path / "ranks" / "00000.1" / "rank.json").write_text('{"rank": 0, "host": "a", "pid": 2}')
-    run.look()
+    run.update()
     assert run.ranks[0].pid == 2 and run.ranks[0].steps_total == 3
     assert run.ranks[0].restarts == 1
 

@@ -45,7 +45,7 @@ def test_a_step_that_cannot_be_is_passed_over(run, line):
     good = b'{"step":0,"t":[1,2]}\n', b'{"step":2,"t":[2,4],"ev":[{"k":"data","d":1,"n":8,"s":0}]}\n'
     (run / "ranks/00000/steps.jsonl").write_bytes(good[0] + line + b"\n" + good[1])
     live = LiveRun(run)
-    live.look()
+    live.update()
     assert [step.number for step in live.ranks[0].steps] == [0, 2]
     assert live.ranks[0].steps[1].samples == 8
     assert 'ddpdoctor_steps_total{host="h",rank="0"} 3.0' in exposition(live, "h")
@@ -76,7 +76,7 @@ def test_a_part_of_a_sample_that_cannot_be_is_left_out(run, changed):
     assert np.isnan(found.gpu_column(0, "power_watts")[1]).all()
     assert f"{file}: {next(iter(changed))} of some samples" in found.notes[0].text
     live = LiveRun(run)
-    live.look()
+    live.update()
     assert exposition(live, "h")
 
 
@@ -110,7 +110,7 @@ def test_a_fifo_and_a_link_are_not_read(run, tmp_path):
     file = run / "hosts/h/telemetry.jsonl"
     os.mkfifo(file)
     assert "no regular file" in read_telemetry(file).notes[0].text
-    LiveRun(run).look()
+    LiveRun(run).update()
     file.unlink()
     (tmp_path / "other").write_text('{"schema":"ddpdoctor.telemetry/2"}\n')
     file.symlink_to(tmp_path / "other")

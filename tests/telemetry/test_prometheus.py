@@ -27,7 +27,7 @@ PROMTOOL, PROMETHEUS = shutil.which("promtool"), shutil.which("prometheus")
 @pytest.fixture
 def run():
     live = LiveRun(RUN)
-    live.look()
+    live.update()
     for rank in live.ranks.values():
         rank.ended = False
     live.samples["host1"]["ranks"] = {"1": {"cpu_percent": 140.0, "rss_bytes": 5e8}}
@@ -261,7 +261,7 @@ def scraped(tmp_path, monkeypatch, *, every_s, scrapes, stands_from=None):
         now_s = (scrape + 1) * every_s
         job.go_on(now_s if stands_from is None else min(now_s, stands_from))
         monkeypatch.setattr(time, "time", lambda now_s=now_s: job.start_ns / 1e9 + now_s)
-        live.look()
+        live.update()
         for line in exposition(live, "a").splitlines():
             if not line.startswith("#"):
                 series, value = line.rsplit(" ", 1)

@@ -242,7 +242,7 @@ class LogSourceLines(SourceLines):
             line = where.stack[0]
             count = round(sum(n for stack, n in selected.stacks.items() if line in stack))
             python_ms = None if line in training else _python_ms(selected, reference, line)
-            follows = selected.behind.get(line, 0.0) > selected.at.get(line, 0.0)
+            follows = selected.followers.get(line, 0.0) > selected.at.get(line, 0.0)
             found.append(msgspec.structs.replace(where, samples=count, python_ms=python_ms, follows=follows))
         return found
 

@@ -126,6 +126,8 @@ class Tuning(msgspec.Struct, frozen=True):
     """Most level changes searched for; more frequent alternation is noise."""
     z_score: float = 4.0
     """A series rises if Kendall's statistic exceeds this many standard deviations."""
+    each_quarter: float = 0.1
+    """Least part of the growth from the median of each quarter to that of the next; on a straight line it is a third."""
 
 
 _TUNING = Tuning()
@@ -133,6 +135,7 @@ _LEAST_S = 1e-9
 """Lower limit of a length before its logarithm is taken."""
 _QUANTILE_SCATTER_RATIO = 1.6
 """For normal lengths and the 30 % quantile: scatter of the shorter steps around the quantile / their scatter around their own median."""
+_QUARTERS = 4
 _NORMAL_PER_DIFFERENCE = 0.886
 """For normal values: standard deviation / mean absolute difference of two = sqrt(pi) / 2."""
 
@@ -343,6 +346,7 @@ def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
     # If the growth accelerates, the line starts below all lengths.
     first, last = max(float(line[0]), float(blocks.min())), float(line[-1])
     grows = slope.z_score >= _TUNING.z_score and last - first >= 2 * _min_level_change(count) * first
+    grows = grows and _is_throughout(blocks)
     if grows and last > first and _criterion(blocks - line, 1) < levels_criterion:
         beyond_s = float((blocks - first).mean()) * len(lengths)
         return [
@@ -356,6 +360,12 @@ def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
         ]
     exact = [_exact_cut(lengths, cut * per_block, 2 * per_block) for cut in cuts]
     return _changes(numbers, lengths, exact)
+
+
+def _is_throughout(blocks: Array) -> bool:
+    """Whether the blocks get longer from each quarter of the series to the next: disturbances of a busy machine come and go."""
+    increases = np.diff([np.median(quarter) for quarter in np.array_split(blocks, _QUARTERS)])
+    return bool((increases >= _TUNING.each_quarter * increases.sum()).all())
 
 
 def _min_level_change(blocks: int) -> float:

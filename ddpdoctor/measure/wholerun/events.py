@@ -127,8 +127,8 @@ def event_of(
         after_ms=pattern.after_ms,
         ranks=ranks,
         kind=work,
-        in_all_phases=_in_all_phases([logs[place] for place in culprits], long, usual)
-        if work == "compute"
+        in_all_phases=_in_all_phases([logs[place] for place in culprits] or logs, long, usual)
+        if work in ("compute", "communication")
         else None,
         off_cpu=_is_off_cpu([logs[place] for place in culprits], long, extra_ns),
         where=where,

@@ -102,7 +102,7 @@ def test_what_was_thinned_on_disk_is_counted_too(tmp_path):
     assert found.verdict.rule == "dataloader/one-rank-late"
     assert found.steps.count == STEPS == found.steps.measured + sum(found.steps.set_aside.values())
     live = LiveRun(run)
-    live.look()
+    live.update()
     assert [rank.steps_total for rank in live.ranks.values()] == [STEPS, STEPS]
 
 

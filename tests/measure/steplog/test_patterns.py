@@ -211,6 +211,17 @@ def test_growth_is_no_change() -> None:
     assert hits >= 0.95 * RUNS
 
 
+def test_other_jobs_that_come_and_go_are_no_growth() -> None:
+    """From the middle of the run on, each for 20 steps; none at the end."""
+    random = np.random.default_rng(47)
+    growing = 0
+    for _ in range(RUNS):
+        others = np.repeat([*np.zeros(10), *random.uniform(0.1, 0.9, 9), 0.0], 20)
+        lengths = 0.02 * (1 + others + 0.03 * random.standard_normal(400))
+        growing += any(each.kind is PatternKind.GROWING for each in patterns(lengths))
+    assert growing <= 2
+
+
 def test_few_steps_have_none() -> None:
     assert patterns(np.array([0.01] * 10 + [5.0] + [0.01] * 8)) == []
 

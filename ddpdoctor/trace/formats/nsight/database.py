@@ -291,12 +291,12 @@ class Database:
         """
         if table not in self.tables:
             return
-        own = self.tables[table]
+        table_columns = self.tables[table]
         cut = {name: f"substr(e.{_quoted(name)}, 1, {MAX_TEXT})" for name in (*raw, *texts)}
         expressions = {name: f"e.{_quoted(name)}" for name in numbers} | cut
-        selected = [text if name in own else "NULL" for name, text in expressions.items()]
+        selected = [text if name in table_columns else "NULL" for name, text in expressions.items()]
         filters, values = [where] if where else [], []
-        process_column = next((name for name in ("globalTid", "globalPid") if name in own), None)
+        process_column = next((name for name in ("globalTid", "globalPid") if name in table_columns), None)
         if self.process is not None and process_column is not None:
             filters.append(f"(e.{process_column} >> {PROCESS_BITS}) = ?")
             values.append(self.process)

@@ -88,8 +88,8 @@ def _match_kernels(
     """Yields (row of the kernel in the trace, index in ``calls``) of each kernel that can be matched with a call."""
     launched = _launches(trace)
     threads: dict[int, list[int]] = defaultdict(list)
-    for i, communicators in enumerate(calls):
-        threads[communicators.thread].append(i)
+    for i, one in enumerate(calls):
+        threads[one.thread].append(i)
     for thread, own in threads.items():
         lane = lane_of.get(thread)
         launches = list(_launch_ranges(sorted(own, key=lambda i: (calls[i].start, -calls[i].end)), calls))

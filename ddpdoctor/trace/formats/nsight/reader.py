@@ -63,7 +63,7 @@ def _read_process(
     """The trace of process ``number``. Raises :class:`UnusableInput` if it has no readable event."""
     process, table, ranges = processes[number], EventTable(), ProcessRanges()
     database.process = process.key
-    errors = list(_fill(database, table, ranges))
+    errors = list(_read_tables(database, table, ranges))
     if not table.rows:
         why = errors[0] if errors else "holds no event with a begin and an end"
         raise UnusableInput(f"{path} {why}.")
@@ -87,7 +87,7 @@ def _read_process(
     return with_collectives(trace, ranges.nccl_calls, communicators, table.threads, base_ns)
 
 
-def _fill(database: Database, table: EventTable, ranges: ProcessRanges) -> Iterator[str]:
+def _read_tables(database: Database, table: EventTable, ranges: ProcessRanges) -> Iterator[str]:
     """Reads all tables into columns. Of a damaged table the rows before the damage are read. Yields a text per damage."""
     database.track_progress(sorted(EXPORT_TABLES))
     for reading in (add_device_work, add_calls, partial(read_ranges, found=ranges)):
@@ -165,14 +165,14 @@ def infer_steps(ranges: Sequence[NvtxRange]) -> list[_Row]:
             numbered[one.thread, match["what"]].append((int(match["number"]), one))
         elif _WHOLE.match(one.name):
             whole[one.thread, one.name].append((0, one))
-    counted = [rows for rows in _following(numbered) if all(a < b for (a, _), (b, _) in pairwise(rows))]
-    unnumbered = [[(place, one) for place, (_, one) in enumerate(rows)] for rows in _following(whole)]
+    counted = [rows for rows in _disjoint_ranges(numbered) if all(a < b for (a, _), (b, _) in pairwise(rows))]
+    unnumbered = [[(place, one) for place, (_, one) in enumerate(rows)] for rows in _disjoint_ranges(whole)]
     return max(
         counted or unnumbered, key=lambda rows: sum(one.end - one.start for _, one in rows), default=[]
     )
 
 
-def _following(ranges: Mapping[tuple[int, str], list[_Row]]) -> Iterator[list[_Row]]:
+def _disjoint_ranges(ranges: Mapping[tuple[int, str], list[_Row]]) -> Iterator[list[_Row]]:
     """Yields the ranges of each thread and name, sorted by start, if there are at least ``_MIN_STEPS`` and they do not overlap."""
     for rows in ranges.values():
         rows.sort(key=lambda row: row[1].start)
