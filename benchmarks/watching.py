@@ -91,7 +91,9 @@ def own_processes(launcher: int) -> dict[int, str]:
                 continue
             handles = [str(handle.readlink()) for handle in Path(f"/proc/{child}/fd").iterdir()]
             locks = {HANG_MONITOR: "hang monitor", STORAGE: "storage process, with host samples"}
-            held = (what for lock, what in locks.items() if any(each.endswith(f"/{lock}") for each in handles))
+            held = (
+                what for lock, what in locks.items() if any(each.endswith(f"/{lock}") for each in handles)
+            )
             names[int(child)] = next(held, f"process {len(names)}")
             waiting.append(int(child))
     return names

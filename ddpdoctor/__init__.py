@@ -1,7 +1,7 @@
 """ddpdoctor: finds out why a PyTorch DistributedDataParallel job is slow.
 
-Importing it loads no dependencies, because a training script may ``import ddpdoctor`` for :func:`step`; the analysis is
-imported when it is called. ``docs/api.md`` shows the use of the functions.
+Importing it loads no dependencies, because a training script may ``import ddpdoctor`` for :func:`step`. The analysis is imported
+when a function needs it. ``docs/api.md`` shows how to use the functions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["analyze", "compare", "frames", "step", "to_html", "to_json"]
 def step() -> None:
     """Mark the end of a training step, for loops whose optimizer is not a ``torch.optim.Optimizer``.
 
-    Under ``ddpdoctor run`` the mark ends the step on this rank; anywhere else it does nothing.
+    Under ``ddpdoctor run`` this ends the step on this rank; otherwise it has no effect.
     """
     hook = sys.modules.get("_ddpdoctor.hook.lifetime")
     if hook is not None:
@@ -41,13 +41,13 @@ def analyze(
     redact: bool = False,
     engine: str | None = None,
 ) -> Diagnosis:
-    """Diagnose one job: its run directory (several if its hosts wrote to separate folders), its profiler traces, or an existing
-    report or ``diagnosis.json``, which is read.
+    """Diagnose one job from its run directory (several if its hosts wrote to separate folders) or its profiler traces, or read an
+    existing report or ``diagnosis.json``.
 
-    Like ``ddpdoctor analyze``, but without output and without ``ddpdoctor.toml``. ``rules``: folders of additional rules.
-    ``job``: number of the job, if the traces are of several. ``redact``: removes names of hosts and users, and paths outside the
-    project. ``engine``: ``"dask"`` or ``"ray"`` to read traces on a cluster; default: processes of this machine. Raises
-    ``ddpdoctor.errors.UnusableInput`` if nothing can be analysed; other missing or damaged data are listed in ``notes``.
+    Like ``ddpdoctor analyze``, but without output and without ``ddpdoctor.toml``. ``rules``: additional folders of rules. ``job``:
+    number of the job, if the traces are from several jobs. ``redact``: replace names of hosts and users, and paths outside the
+    project. ``engine``: ``"dask"`` or ``"ray"`` to read traces on a cluster; default: processes on this machine. Raises
+    ``ddpdoctor.errors.UnusableInput`` if nothing can be analysed. Other missing or damaged data are listed in ``notes``.
     """
     from ddpdoctor.analysis import Options, analyze_or_read
     from ddpdoctor.report import redact as redacted
@@ -58,8 +58,8 @@ def analyze(
 
 
 def compare(before: Diagnosis | Place, after: Diagnosis | Place) -> Comparison:
-    """Compare two diagnoses, or paths for :func:`analyze`: whether the job became faster, by how much, and which findings are new
-    or gone."""
+    """Compare two diagnoses, or paths for :func:`analyze`: whether the job is faster, by how much, and which findings are resolved or
+    new."""
     from ddpdoctor.diagnose.diagnosis import Diagnosis
     from ddpdoctor.report.compare import compare as compare_diagnoses
 
@@ -79,14 +79,14 @@ def frames(*paths: Place | Sequence[Place], job: int | None = None, engine: str 
 
 
 def to_html(diagnosis: Diagnosis, *, static: bool = False) -> str:
-    """The HTML report as one self-contained document; ``static``: without interactive charts, 0.6 MB smaller."""
+    """The HTML report as one self-contained document. ``static``: without interactive charts, 0.6 MB smaller."""
     from ddpdoctor.report import render_html
 
     return render_html(diagnosis, static=static)
 
 
 def to_json(diagnosis: Diagnosis) -> str:
-    """The content of ``diagnosis.json``, schema ``ddpdoctor.diagnosis/1``."""
+    """The diagnosis as JSON, as in ``diagnosis.json`` (schema ``ddpdoctor.diagnosis/1``)."""
     from ddpdoctor.report import to_json as encoded
 
     return encoded(diagnosis).decode()

@@ -1,4 +1,4 @@
-"""The user's cache folder. It is used only if no other user can write to it, because its content is trusted."""
+"""The user's cache folder. Its content is trusted, so it is used only if no other user can write to it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder(name: str) -> Path:
-    """``$XDG_CACHE_HOME/ddpdoctor/<name>``, by default below ``~/.cache``. Raises RuntimeError if there is no home folder."""
+    """``$XDG_CACHE_HOME/ddpdoctor/<name>``, by default in ``~/.cache``. Raises RuntimeError if there is no home folder."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "ddpdoctor" / name
 
 
 def is_private(folder: Path) -> bool:
-    """Whether a folder of :func:`cache_folder` and its parent are folders (no links) of this user that no other user can write."""
-    return all(_is_own(place, stat.S_ISDIR) for place in (folder.parent, folder))
+    """Whether a folder of :func:`cache_folder` and its parent are folders of this user, not links, that no other user can write to."""
+    return all(_is_private_entry(place, stat.S_ISDIR) for place in (folder.parent, folder))
 
 
 def make_private(folder: Path) -> bool:
-    """Creates a folder of :func:`cache_folder`; returns whether it :func:`is_private`. Does nothing in another user's home folder
-    (as root), because that user could not write to the new folder."""
+    """Create a folder of :func:`cache_folder`. Returns whether it :func:`is_private`. As root, does nothing in another user's home
+    folder, because that user could not write to the new folder."""
     around = folder.parent
     existing = next((place for place in (around, *around.parents) if place.exists()), around)
     if existing.stat().st_uid not in {0, os.geteuid()}:
@@ -40,43 +40,43 @@ def make_private(folder: Path) -> bool:
 
 
 def cache_entries(folder: Path, suffix: str) -> list[Path]:
-    """Files of a folder of :func:`cache_folder` that are entries, or temporary files of a killed process; ddpdoctor may remove only
-    these. Raises OSError."""
+    """Entries in a folder of :func:`cache_folder`, and temporary files left by killed processes. No other files may be removed. Raises
+    OSError."""
     entry = re.compile(rf"[0-9a-f]{{40}}{re.escape(suffix)}|\.ddpdoctor-[0-9a-f]{{16}}\.new")
     return [file for file in folder.iterdir() if entry.fullmatch(file.name) and not file.is_dir()]
 
 
-def keep_newest(folder: Path, suffix: str, *, most_bytes: float = inf, most: float = inf) -> None:
-    """Remove the least recently used :func:`cache_entries` until at most ``most`` of ``most_bytes`` in all are left. Raises OSError."""
+def keep_newest(folder: Path, suffix: str, *, max_bytes: float = inf, max_files: float = inf) -> None:
+    """Remove the least recently used :func:`cache_entries` until at most ``max_files`` and ``max_bytes`` are left. Raises OSError."""
     entries = []
     for file in cache_entries(folder, suffix):
-        with contextlib.suppress(OSError):  # another process may be removing them too
+        with contextlib.suppress(OSError):  # another process may remove it at the same time
             status = file.lstat()
             entries.append((status.st_mtime, status.st_size, file))
     left, left_bytes = len(entries), sum(size for _, size, _ in entries)
     for _, size, file in sorted(entries):
-        if left <= most and left_bytes <= most_bytes:
+        if left <= max_files and left_bytes <= max_bytes:
             return
         file.unlink(missing_ok=True)
         left, left_bytes = left - 1, left_bytes - size
 
 
 def open_private(file: Path) -> BinaryIO:
-    """Opens a file of this user that no other user can write; no link. Raises OSError."""
+    """Open a file of this user, not a link, that no other user can write to. Raises OSError."""
     handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not _is_own(handle, stat.S_ISREG):
+    if not _is_private_entry(handle, stat.S_ISREG):
         os.close(handle)
         raise OSError(errno.EACCES, "another user may have written it", str(file))
     return os.fdopen(handle, "rb")
 
 
-def _is_own(place: Path | int, is_of_kind: Callable[[int], bool]) -> bool:
+def _is_private_entry(place: Path | int, has_type: Callable[[int], bool]) -> bool:
     try:
         status = os.fstat(place) if isinstance(place, int) else place.lstat()
     except OSError:
         return False
     return (
-        is_of_kind(status.st_mode)
+        has_type(status.st_mode)
         and status.st_uid == os.geteuid()
         and not status.st_mode & _WRITABLE_BY_OTHERS
     )

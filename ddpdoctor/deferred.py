@@ -1,4 +1,4 @@
-"""Lazy imports: a package's modules are imported on the first access to one of their names."""
+"""Lazy imports: a module of a package is imported on the first access to one of its names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def deferred(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module-level ``__getattr__`` for ``package``; ``modules``: submodule → the names that it defines, separated by spaces."""
+    """A module-level ``__getattr__`` for ``package``. ``modules``: the names that each submodule defines, separated by spaces."""
     places = {name: module for module, names in modules.items() for name in names.split()}
 
     def attribute(name: str) -> Any:

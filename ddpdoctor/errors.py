@@ -1,10 +1,10 @@
-"""Errors shown to the user; ``cli`` prints each as a single line on stderr."""
+"""Errors shown to the user. ``cli`` prints each as a single line on stderr."""
 
 from __future__ import annotations
 
 
 class DdpDoctorError(Exception):
-    """An error that the user can fix; the message names the input, the problem, and what to do."""
+    """An error that the user can fix. The message names the input, the problem, and what to do."""
 
 
 class UnusableInput(DdpDoctorError):
@@ -12,4 +12,4 @@ class UnusableInput(DdpDoctorError):
 
 
 class RuleError(DdpDoctorError):
-    """A rule file is wrong: the message names the file, the field and the reason."""
+    """A rule file is invalid. The message names the file, the field and the reason."""

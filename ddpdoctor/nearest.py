@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 _MIN_SIMILARITY = 0.6
-"""Least difflib ratio, its default, at which ``num_wokers`` matches ``num_workers``."""
+"""Minimum ratio of difflib, its default."""
 _MAX_NAMES = 3
 
 
@@ -14,7 +14,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ " Did you mean ...?" with the names in ``known`` similar to ``name``, to append to an error message; "" if there are none."""
     names = sorted(set(known))
     near = difflib.get_close_matches(name, names, _MAX_NAMES, _MIN_SIMILARITY)
-    # Otherwise dotted names with the same last part.
+    # Else dotted names with the same last part.
     end = name.rpartition(".")[2]
     near = near or [each for each in names if "." in each and each.rpartition(".")[2] == end][:_MAX_NAMES]
     if not near:

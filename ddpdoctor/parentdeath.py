@@ -1,4 +1,4 @@
-"""Makes the kernel signal a process when its parent dies, see prctl(2), so a killed launcher leaves no processes behind."""
+"""Makes the kernel send a signal to a process when its parent dies, see prctl(2), so that a killed launcher leaves no processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2
 
 
 def die_with_parent(number: int, libc: ctypes.CDLL | None = None) -> None:
-    """Have the kernel send this process the signal ``number`` when its parent dies. ``libc``: an already loaded libc, for a process
-    just after fork, which should load no library."""
+    """Make the kernel send this process the signal ``number`` when its parent dies. ``libc``: an already loaded libc, for use directly
+    after fork, when no library should be loaded."""
     if libc is None:
         import ctypes
 

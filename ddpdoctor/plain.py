@@ -1,18 +1,18 @@
 """Makes text from other sources (a name, a note, a line of a file) safe to print.
 
-Escape sequences can move a terminal's cursor, set its title, fill the clipboard or create links, and bidirectional control
-characters can make a name look like another one. All such text is passed through here before it is printed.
+Escape sequences can move a terminal's cursor, set its title, fill the clipboard or create links. Bidirectional control characters
+can make a name look like another one. All text that may contain them must be passed through this module before it is printed.
 """
 
 from __future__ import annotations
 
 MARK = "�"
 _KEPT = "\u00a0"
-"""No-break space, which Python's ``isprintable`` excludes: it keeps a number and its unit together."""
+"""No-break space, used between a number and its unit. It is kept although ``str.isprintable`` excludes it."""
 
 
 def plain(text: str) -> str:
-    """``text`` on one line: line ends, which could fake a message of ddpdoctor, become spaces, and unprintable characters (control
+    """``text`` on one line. Line ends become spaces, because they could fake a message of ddpdoctor. Unprintable characters (control
     characters, bidirectional controls, surrogates) become :data:`MARK`."""
     return plain_lines(text).replace("\n", " ")
 

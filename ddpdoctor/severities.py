@@ -1,11 +1,11 @@
-"""Severities of findings, in their own module so that the command line does not import the diagnosis."""
+"""Severities of findings, in a separate module so that the command line need not import the diagnosis."""
 
 from __future__ import annotations
 
 SEVERITIES = ("critical", "warning", "info")
-"""The most severe first."""
+"""In descending order."""
 
 
-def is_as_severe(severity: str, least: str) -> bool:
-    """Whether ``severity`` is at least as severe as ``least``."""
-    return severity in SEVERITIES[: SEVERITIES.index(least) + 1]
+def is_as_severe(severity: str, threshold: str) -> bool:
+    """Whether ``severity`` is at least as severe as ``threshold``."""
+    return severity in SEVERITIES[: SEVERITIES.index(threshold) + 1]

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Stage(StrEnum):
-    """A stage of an analysis; members are in the order of execution."""
+    """A stage of an analysis, in the order of execution."""
 
     LOGS = "reading step logs"
     TRACES = "reading traces"
@@ -19,10 +19,10 @@ class Stage(StrEnum):
 
 
 WINDOWS_READ = 0.5
-"""Share of ``ALIGN`` for reducing traces to windows; the rest is clock alignment and building graphs."""
+"""Share of ``ALIGN`` that is done when traces are reduced to windows; the rest is clock alignment and building graphs."""
 
 Progress = Callable[[Stage, float | None], None]
-"""Called with the stage and the share of it that is done, 0 to 1; None if unknown."""
+"""Called with a stage and the completed share of it, 0 to 1; None if unknown."""
 
 
 def no_progress(stage: Stage, part: float | None) -> None:
@@ -32,7 +32,7 @@ def no_progress(stage: Stage, part: float | None) -> None:
 def progress_counter(
     progress: Progress, stage: Stage, begin: float = 0.0, end: float = 1.0
 ) -> Callable[[int, int], None]:
-    """A callback (items done, total items) that reports to ``progress`` the shares of ``stage`` from ``begin`` to ``end``."""
+    """A callback (items done, total items) that reports to ``progress`` a share of ``stage`` between ``begin`` and ``end``."""
 
     def show(done: int, total: int) -> None:
         progress(stage, begin + (end - begin) * done / max(total, 1))

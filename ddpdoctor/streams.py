@@ -8,24 +8,24 @@ import sys
 
 
 def prepare_streams() -> None:
-    """Redirect closed standard streams to /dev/null, and replace characters that a stream's encoding lacks."""
+    """Redirect closed standard streams to /dev/null, and make streams replace characters that their encoding lacks."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            # Occupies this descriptor, the lowest free one, so that no other file gets it. Not inherited by the job.
+            # Occupies this descriptor, the lowest free one, so that no other file gets it. The job does not inherit it.
             os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            # Not inherited: the job gets the stream closed, as the caller left it.
+            # Not inherited: the job's stream stays closed, as the caller left it.
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
 
 
 def flush_stdout(code: int) -> int:
-    """Flush standard output and return ``code``; a closed pipe (``| head``) is no error."""
+    """Flush standard output and return ``code``. A closed pipe (``| head``) is not an error."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""Which tests come first; recordings that many tests read; the last lines of a run."""
+"""Order of the tests, shared recordings, and the summary at the end of a run."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 
 SLOWEST_S = 15.0
-"""No test of ``make test`` takes longer on two idle cores."""
+"""Maximum duration of a test in ``make test`` on two idle cores."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real jobs come first, so that no worker is left with a long one when the others have nothing to do."""
+    """Run real jobs first, so that no worker runs a long test while the others are idle."""
     items.sort(key=lambda item: item.get_closest_marker("torchrun") is None)
 
 
 Once = Callable[[str, Callable[[Path], object]], Path]
-"""``once(name, make)``: the folder that ``make`` has filled, by one worker of a run of pytest, for all. To be read only."""
+"""``once(name, make)``: a folder that ``make`` has filled once per run of pytest, for all workers. Do not write to it."""
 
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Once:
-    """What is costly to make, such as a recording, made once in a run of pytest, whichever worker needs it first."""
+    """Makes expensive data, such as recordings, once per run of pytest, in the first worker that needs them."""
     base = tmp_path_factory.getbasetemp()
     common = (base.parent if hasattr(request.config, "workerinput") else base) / "once"
     common.mkdir(exist_ok=True)
@@ -46,7 +46,7 @@ def once(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What was skipped, and why, by folder; tests that take too long for ``make test``."""
+    """Print the skipped tests with their reasons by folder, and the tests that take too long for ``make test``."""
     skipped: Counter[tuple[str, str]] = Counter()
     for report in terminalreporter.stats.get("skipped", []):
         why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

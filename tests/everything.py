@@ -1,8 +1,8 @@
-"""Makes the environment in which no test need skip: what `make test-all` runs in. Standard library only.
+"""Makes the environment of `make test-all`, with all optional packages, so that no test is skipped. Uses the standard library only.
 
     python tests/everything.py FOLDER
 
-What cannot be installed here is told in a line each; the tests that need it then skip, and are listed as skipped.
+Packages that cannot be installed are reported in a line each. The tests that need them are skipped and listed as skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PINNED = "constraints-all.txt"
 NEEDED = ["-e", ".[torch,dev]"]
-"""Without these there is no test at all."""
+"""Packages without which no test can run."""
 OPTIONAL = (
     ["HolisticTraceAnalysis", "pandas<3"],
     ["plotly"],
@@ -32,17 +32,17 @@ OPTIONAL = (
     ["mlflow"],
     ["isal"],
     ["kubernetes-validate"],
-    # Its setup imports the torch that is there; what it compiles for its first job is built with ninja.
+    # Its setup imports the installed torch. It compiles extensions with ninja in its first job.
     ["--no-build-isolation", "deepspeed", "ninja", "setuptools", "wheel"],
-    # For the axe.min.js in it; Playwright, which it is made for, is not needed.
+    # Only for its axe.min.js; Playwright is not needed.
     ["--no-deps", "axe-playwright-python"],
 )
 INSTALLS_WITHIN_S = 900
-"""What is optional, each; far above what any takes. It guards against a network that does not answer."""
+"""Time limit per optional package, much longer than any takes, in case the network does not respond."""
 
 
 def main(folder: Path) -> int:
-    """0 where ddpdoctor and its development tools are there, with whatever else could be had."""
+    """Returns 0 if ddpdoctor and its development tools are installed, regardless of the optional packages."""
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
@@ -58,7 +58,7 @@ def main(folder: Path) -> int:
 
 
 def _not_installed(python: Path, packages: list[str], within_s: float | None = INSTALLS_WITHIN_S) -> str:
-    """Why not; empty where they are there."""
+    """Install ``packages``. Returns why that failed; empty on success."""
     command = [str(python), "-m", "pip", "install", "-q", "-c", PINNED, *packages]
     try:
         done = subprocess.run(

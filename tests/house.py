@@ -1,4 +1,4 @@
-"""The house's order as tables: which package, and which room of a package, may import which; ``test_layers`` holds to it."""
+"""Tables of the imports that packages and subpackages may make. ``test_layers`` checks them."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ ALLOWED = {
     "__main__": ("cli",),
     "__init__": ("analysis", "diagnose", "report"),
 }
-"""Package or top-level module → what of ours it may import. Nothing imports upwards."""
+"""Allowed imports by package or top-level module. Imports go in one direction only."""
 
-DOORS = {
+MODULE_EXCEPTIONS = {
     ("launch", "ddpdoctor.hook.environment"): "the names of the variables by which launcher and hook talk",
     (
         "experiment",
@@ -83,9 +83,9 @@ DOORS = {
     ): "where the level of a series changes, from step to step and from run to run",
     ("report", "ddpdoctor.measure.taxonomy"): "the parts of a step, which reports name and colour",
 }
-"""Single modules that may be imported beyond the table, and why."""
+"""(Importing package, imported module): why this single module may be imported in addition to the table."""
 
-ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
+SUBPACKAGE_IMPORTS: dict[str, dict[str, tuple[str, ...]]] = {
     "measure": {
         "taxonomy": (),
         "telemetry": (),
@@ -204,11 +204,10 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "operations": ("sources",),
     },
 }
-"""Package → its rooms (its sub-packages, and single modules beside them) → which rooms of that package each may import.
+"""Allowed imports between the subpackages (and single modules) of a package. A package without an entry has no such table. Its own
+``__init__`` may import all of them, but none of them imports it."""
 
-A package without an entry is one room. Its own ``__init__`` may import every room of it; no room imports that."""
-
-INSIDES: dict[tuple[str, str], str] = {
+INTERNAL_EXCEPTIONS: dict[tuple[str, str], str] = {
     ("tests/measure/test_taxonomy.py", "ddpdoctor.measure.steplog.activities"): "as what each event is read",
     (
         "tests/measure/test_taxonomy.py",
@@ -262,4 +261,4 @@ INSIDES: dict[tuple[str, str], str] = {
         "ddpdoctor.trace.formats.kineto",
     ): "each search alone must be linear",
 }
-"""(Folder or file of the importer, what it imports from inside a room) → why the room's door does not do."""
+"""(Importing folder or file, internal module of a subpackage): why it is imported instead of the subpackage's ``__init__``."""

@@ -32,15 +32,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 300
-"""An error that makes the tests take longer is caught: they would end by their own limit."""
+"""Time limit. An error that makes the tests take longer counts as caught, because of the tests' own limits."""
 QUICK = "not slow and not extended and not alone"
 FURTHER = "(extended or alone) and not slow"
 NO_TESTS = 5
-"""pytest's exit code where none was chosen."""
+"""Exit code of pytest if no test was selected."""
 MOST_TESTS = 200
-"""Of those that execute a line; more of them say the same."""
+"""Maximum number of tests run for a line; more would give the same result."""
 IN_OTHER_PROCESSES = ("cli", "experiment", "hook", "launch", "rundir", "telemetry")
-"""Rooms whose lines are executed by more tests than the map knows."""
+"""Packages whose lines are also executed in other processes, which the coverage map does not include."""
 COPIED = ("ddpdoctor", "rules", "tests", "fixtures", "docs", "benchmarks", ".ci")
 FILES = (
     "pyproject.toml",
@@ -68,7 +68,7 @@ TURNED: dict[type[ast.cmpop], str] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """An error: the text of a file between two places, and what stands there instead."""
+    """An error: a replacement for the text of a file between two offsets."""
 
     file: str
     line: int
@@ -79,15 +79,15 @@ class Mutant:
 
     @property
     def room(self) -> str:
-        """The package's folder, or file, in which it is."""
+        """The subpackage or top-level module that contains it."""
         return Path(self.file).parts[1].removesuffix(".py")
 
     def planted(self, source: str) -> str:
-        """The file with the error."""
+        """The text of the file with the error."""
         return source[: self.start] + self.text + source[self.stop :]
 
     def describe(self, source: str) -> str:
-        """For a person."""
+        """One line of text for the output."""
         return f"{self.file}:{self.line}: {self.kind}: {source[self.start : self.stop]!r} -> {self.text!r}"
 
 
@@ -101,7 +101,7 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
         begins.append(begins[-1] + len(line))
 
     def place(line: int, column: int) -> int:
-        # The columns of the syntax tree count bytes.
+        # Columns of the syntax tree are byte offsets.
         return begins[line - 1] + len(lines[line - 1].encode()[:column].decode())
 
     def mutant(first: ast.expr, last: ast.expr, text: str, kind: str) -> Mutant:
@@ -131,7 +131,7 @@ def _is_none(node: ast.expr) -> bool:
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """All that is executed, without annotations and f-strings (texts)."""
+    """All nodes that are executed, without annotations and f-strings."""
     yield node
     for name, field in ast.iter_fields(node):
         if name in ("annotation", "returns", "type_comment") or isinstance(node, ast.JoinedStr):
@@ -144,14 +144,14 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def drawn(seed: int, count: int) -> list[Mutant]:
-    """The same for the same package."""
+    """``count`` random errors; the same for the same seed and package."""
     files = sorted((ROOT / "ddpdoctor").rglob("*.py"))
     found = [mutant for file in files for mutant in mutants_of(file)]
     return random.Random(seed).sample(found, count)
 
 
 def copied(folder: Path) -> Path:
-    """A copy of the checkout, with the data beside it."""
+    """Copy the checkout into ``folder`` and link the shared data beside it. Returns the copy."""
     root = folder / "checkout"
     root.mkdir(parents=True)
     for name in COPIED:
@@ -167,7 +167,7 @@ def copied(folder: Path) -> Path:
 def run_tests(
     root: Path, arguments: Sequence[str], more: dict[str, str] | None = None, marks: str = QUICK
 ) -> int | None:
-    """pytest's exit code in a copy; None after too long."""
+    """Run pytest in a copy. Returns its exit code; None after LIMIT_S seconds."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", **(more or {})}
     process = subprocess.Popen(
@@ -189,12 +189,12 @@ def run_tests(
 
 
 def fail(root: Path, tests: Sequence[str], marks: str = QUICK) -> bool:
-    """Whether one of them fails, and does so again: on a busy machine a test of real processes may fail once."""
+    """Whether one of the tests fails twice. On a busy machine, a test of real processes may fail once."""
     return all(run_tests(root, ["-x", *tests], marks=marks) not in (0, NO_TESTS) for _ in range(2))
 
 
 def coverage_map(place: Path) -> None:
-    """Which test executes which line, of one run of the quick tests."""
+    """Write the coverage of one run of the quick tests, by test, to ``place``."""
     with tempfile.TemporaryDirectory() as folder:
         root = copied(Path(folder))
         (root / ".coveragerc").write_text("[run]\nsource = ddpdoctor\nrelative_files = true\n")
@@ -203,7 +203,7 @@ def coverage_map(place: Path) -> None:
 
 
 def tests_by_line(place: Path) -> dict[tuple[str, int], list[str]]:
-    """The tests' ids, by file and line."""
+    """The ids of the tests that execute a line, by file and line."""
     from coverage.numbits import numbits_to_nums
 
     found: dict[tuple[str, int], list[str]] = {}
@@ -220,7 +220,7 @@ def tests_by_line(place: Path) -> dict[tuple[str, int], list[str]]:
 
 
 def chosen_tests(mutant: Mutant, by_line: dict[tuple[str, int], list[str]]) -> list[str]:
-    """What may catch it: tests that execute its line, a spread of them where there are many; else its room's."""
+    """The tests that execute the error's line, at most about MOST_TESTS; without any, the tests of its package."""
     known = sorted(set(by_line.get((mutant.file, mutant.line), [])))
     if known:
         return known[:: max(1, len(known) // MOST_TESTS)]
@@ -228,14 +228,14 @@ def chosen_tests(mutant: Mutant, by_line: dict[tuple[str, int], list[str]]) -> l
 
 
 def tests_of_room(mutant: Mutant) -> list[str]:
-    """The folders of tests that are the room's, or all."""
+    """The folders of the tests of the error's package; all tests if there is no such folder."""
     mirrored = ROOT / "tests" / mutant.room
     rooms = {"hook": ["hook", "ranks"], "rundir": ["rundir", "hook"]}.get(mutant.room, [mutant.room])
     return [f"tests/{room}" for room in rooms] if mirrored.is_dir() else ["tests"]
 
 
 def caught(mutant: Mutant, root: Path, by_line: dict[tuple[str, int], list[str]], *, further: bool) -> str:
-    """Which of the words finds the error, planted in a copy: ``make test``, ``make test-all`` (only where ``further``), or none ("")."""
+    """The command that finds the error in a copy: "make test", or, with ``further``, "make test-all"; "" for none."""
     path = root / mutant.file
     source = path.read_text()
     path.write_text(mutant.planted(source))
@@ -252,7 +252,7 @@ def caught(mutant: Mutant, root: Path, by_line: dict[tuple[str, int], list[str]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Plant, test, tell."""
+    """Plant errors, run the tests, and print the results."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutate", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=200)

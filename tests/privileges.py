@@ -1,4 +1,4 @@
-"""Reading as any user does: root may read files whose modes forbid it to everybody."""
+"""Lets tests run as root read files like an unprivileged user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 
 _VERSION = 0x20080522
-"""Of Linux's capset(2): two words of 32 capabilities each."""
+"""Version of Linux's capset(2) with two words of 32 capabilities each."""
 _DAC_OVERRIDE, _DAC_READ_SEARCH = 1, 2
 
 
@@ -22,7 +22,7 @@ class _Words(ctypes.Structure):
 
 @contextlib.contextmanager
 def as_anybody() -> Iterator[None]:
-    """This thread may read only what modes of files allow, whatever user it runs as."""
+    """Context in which this thread may read only what file modes allow, even as root."""
     if os.geteuid() != 0:
         yield
         return

@@ -1,4 +1,4 @@
-"""What differs between the Pythons on which the tests run."""
+"""Differences between the Python versions on which the tests run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ NEEDS_STACKS = pytest.mark.skipif(
     not can_be_read(),
     reason="Python 3.11.0 to 3.11.4 may deadlock when asked for the stacks of other threads",
 )
-"""Of a test that needs lines from stack samples, or the phase of a long step."""
+"""Mark of tests that need lines from stack samples, or the phase of a long step."""
 
 
 def unpack(archive: tarfile.TarFile, folder: Path) -> None:
-    """Unpack an archive of ours; Python 3.11.0 to 3.11.3 have no filters."""
+    """Unpack an archive of this repository. Python 3.11.0 to 3.11.3 have no filters."""
     if hasattr(tarfile, "data_filter"):
         archive.extractall(folder, filter="data")
     else:

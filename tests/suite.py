@@ -1,12 +1,12 @@
-"""Runs the tests of a tier: side by side those that may, then alone those that measure where a real job's time goes.
+"""Runs the tests of a tier: first in parallel, then one by one those that measure the time of real jobs.
 
     python -m tests.suite {quick,all,rest,slow} [ARGUMENTS OF PYTEST]
 
-``quick`` is ``make test``; ``all`` adds what is marked ``extended`` or ``alone``; ``rest`` is what ``all`` adds; ``slow`` is for the
-night. Both goes run whatever the first one finds.
+``quick`` is ``make test``; ``all`` adds tests marked ``extended`` or ``alone``; ``rest`` is what ``all`` adds; ``slow`` runs at night.
+Both parts run regardless of failures in the first one.
 
-Up to MOST_REPEATED tests that fail side by side run once more, alone: real jobs of several ranks have deadlines that a busy machine may
-miss. One that passes then is no failure, and is listed last as unstable.
+Up to MAX_REPEATED tests that fail in parallel are repeated without other tests, because real jobs of several ranks have deadlines that a
+busy machine may miss. A test that passes then is not a failure and is listed at the end as unstable.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MOST_WORKERS = 4
-"""Each may start real jobs of several ranks, which have deadlines."""
-MOST_REPEATED = 3
-"""More failures are no accident of a busy machine: about one run in ten of 730 extended tests had one."""
+MAX_WORKERS = 4
+"""Maximum number of workers. Each may start real jobs of several ranks, which have deadlines."""
+MAX_REPEATED = 3
+"""More failures are not caused by a busy machine: about one in ten runs of 730 extended tests had one such failure."""
 FAILED, NO_TESTS = 1, 5
-"""pytest's exit codes where tests failed, and where none was chosen."""
+"""Exit codes of pytest if tests failed, and if none was selected."""
 TIERS = {
     "quick": ["not slow and not extended and not alone"],
     "all": ["not slow and not alone", "not slow and alone"],
@@ -34,7 +34,7 @@ TIERS = {
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: 0 where all tests passed."""
+    """Run the tests of a tier. Returns 0 if all passed."""
     if not arguments or arguments[0] not in TIERS:
         sys.exit(f"usage: python -m tests.suite {{{','.join(TIERS)}}} [ARGUMENTS OF PYTEST]")
     chosen, others = _split_marks(arguments[1:])
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
         selected = f"({marks}) and ({chosen})" if chosen else marks
         chosen_tests = ["-m", selected, *others]
         codes.append(_pytest("--cache-clear", *chosen_tests, *side_by_side))
-        if side_by_side and codes[-1] == FAILED and 0 < len(failed := _last_failed()) <= MOST_REPEATED:
+        if side_by_side and codes[-1] == FAILED and 0 < len(failed := _last_failed()) <= MAX_REPEATED:
             print("once more, alone:", *failed, sep="\n  ", flush=True)
             codes[-1] = _pytest(*chosen_tests, "--last-failed", "--last-failed-no-failures=none")
             unstable += sorted(set(failed) - set(_last_failed()))
@@ -62,7 +62,7 @@ def _pytest(*arguments: str) -> int:
 
 
 def _last_failed() -> list[str]:
-    """The tests that failed when they ran last, by pytest's cache."""
+    """The tests that failed in their last run, from pytest's cache."""
     try:
         return sorted(json.loads((ROOT / ".pytest_cache/v/cache/lastfailed").read_text()))
     except (OSError, ValueError):
@@ -70,18 +70,18 @@ def _last_failed() -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Tests and package are compiled once, not in each worker and by each command, also where Python is told to keep nothing."""
+    """The environment without PYTHONDONTWRITEBYTECODE, so that tests and package are compiled only once."""
     return {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _side_by_side() -> list[str]:
-    """A file is one worker's, so that each recording that its tests share is made once."""
-    workers = str(min(MOST_WORKERS, len(os.sched_getaffinity(0))))
+    """Options of pytest-xdist. The tests of a file run in one worker, so that shared recordings are made once."""
+    workers = str(min(MAX_WORKERS, len(os.sched_getaffinity(0))))
     return ["-n", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
 def _split_marks(arguments: list[str]) -> tuple[str, list[str]]:
-    """The expression after ``-m``, empty where there is none, and the other arguments."""
+    """(Expression after ``-m`` or "", other arguments)."""
     if "-m" not in arguments:
         return "", arguments
     place = arguments.index("-m")

@@ -1,4 +1,4 @@
-"""``import ddpdoctor`` as somebody else's script sees it: what it gives, of which types, and what the page about it says."""
+"""The public API of ``import ddpdoctor``: results, types, and its documentation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def diagnosis():
 
 
 def strict_mypy(tmp_path, *scripts):
-    """What mypy says of scripts that it sees from elsewhere, with the package installed as it is."""
+    """Run mypy --strict on scripts outside the checkout, with the package as installed."""
     pytest.importorskip("mypy")
     files = [f"script{number}.py" for number in range(len(scripts))]
     for file, script in zip(files, scripts, strict=True):
@@ -72,13 +72,13 @@ def strict_mypy(tmp_path, *scripts):
 
 
 @pytest.mark.extended
-def test_a_script_is_type_checked_against_the_door_and_nothing_there_is_any(tmp_path):
+def test_a_script_passes_strict_mypy_without_any(tmp_path):
     done = strict_mypy(tmp_path, SCRIPT)
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.extended
-def test_a_name_or_a_type_that_is_wrong_is_found(tmp_path):
+def test_wrong_names_and_types_are_found(tmp_path):
     wrong = SCRIPT + "count = diagnosis.headline\nddpdoctor.analyse('a')\nddpdoctor.analyze('a', job='1')\n"
     done = strict_mypy(tmp_path, wrong)
     lines = re.findall(r"script0.py:(\d+): error: .*\[(attr-defined|arg-type)\]", done.stdout)
@@ -87,7 +87,7 @@ def test_a_name_or_a_type_that_is_wrong_is_found(tmp_path):
 
 
 def foreign(value, place="diagnosis"):
-    """Places of values that are not Python's own."""
+    """Paths of values whose types are not built into Python."""
     if isinstance(value, msgspec.Struct) or is_dataclass(value):
         names = (
             value.__struct_fields__ if isinstance(value, msgspec.Struct) else [f.name for f in fields(value)]
@@ -106,11 +106,11 @@ def foreign(value, place="diagnosis"):
 
 
 @pytest.mark.parametrize("name", ["slow-data-one-rank", "healthy", "barrier"])
-def test_all_values_of_a_diagnosis_are_pythons_own(name):
+def test_all_values_of_a_diagnosis_are_python_types(name):
     assert foreign(ddpdoctor.analyze(ROOT / "fixtures" / name)) == []
 
 
-def test_numpy_is_taken_out_at_any_depth_and_the_rest_stays_as_it_is(diagnosis):
+def test_numpy_values_are_converted_at_any_depth(diagnosis):
     assert without_numpy(diagnosis) is diagnosis
     odd = msgspec.structs.replace(
         diagnosis, breakdown={"data": np.float64(0.5)}, facts={"a": [{"b": np.int64(3)}], "c": np.arange(2)}
@@ -130,7 +130,7 @@ def test_a_repr_is_one_short_line(diagnosis):
     )
 
 
-def test_paths_come_alone_or_in_lists_and_a_report_is_read(diagnosis, tmp_path):
+def test_analyze_takes_paths_lists_and_reports(diagnosis, tmp_path):
     assert ddpdoctor.analyze([str(RUN)]).verdict == diagnosis.verdict
     report = tmp_path / "report.html"
     report.write_text(ddpdoctor.to_html(diagnosis))
@@ -145,7 +145,7 @@ def test_redacted_has_no_host(diagnosis):
     assert "host1" not in ddpdoctor.to_json(ddpdoctor.analyze(RUN, redact=True))
 
 
-def test_rules_of_ones_own_are_asked(tmp_path):
+def test_additional_rules_are_used(tmp_path):
     rule = tmp_path / "ours" / "always.yaml"
     rule.parent.mkdir()
     text = (ROOT / "rules" / "sync" / "explicit-barrier.yaml").read_text()
@@ -161,7 +161,7 @@ def test_compare_takes_paths_and_diagnoses(diagnosis):
     assert repr(comparison) == f"<Comparison: {comparison.verdict.removesuffix('.')}>"
 
 
-def test_frames_hold_steps_collectives_and_ranks_that_add_up():
+def test_frames_have_steps_collectives_and_ranks_that_add_up():
     frames = ddpdoctor.frames(RUN)
     assert frames.steps["rank"].unique().sort().to_list() == [0, 1]
     assert frames.collectives.filter(frames.collectives["wait_ns"] > 0).height > 50
@@ -174,7 +174,7 @@ def test_frames_hold_steps_collectives_and_ranks_that_add_up():
     assert re.fullmatch(r"<Frames: rows of steps [\d,]+, .*, ranks 2>", repr(frames))
 
 
-def test_frames_price_and_diagnose_nothing(monkeypatch):
+def test_frames_need_no_costs_and_no_diagnosis(monkeypatch):
     for name in ("ddpdoctor.measure.flow.price_all", "ddpdoctor.analysis.build.diagnose"):
         monkeypatch.setattr(name, None)
     assert ddpdoctor.frames(RUN).ranks.height == 2
@@ -191,7 +191,7 @@ def test_the_page_names_every_function_with_its_arguments():
 
 
 @pytest.mark.extended
-def test_the_pages_scripts_are_typed(tmp_path):
+def test_the_scripts_of_the_page_pass_strict_mypy(tmp_path):
     scripts = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     done = strict_mypy(tmp_path, *scripts)
     assert scripts and done.returncode == 0, done.stdout

@@ -1,4 +1,4 @@
-"""The benchmarks of ``make bench`` start, and print a table. They use names of the hook's own modules, which nothing else checks."""
+"""The benchmarks of ``make bench`` run and print a table. No other test checks the names of hook modules that they use."""
 
 from __future__ import annotations
 

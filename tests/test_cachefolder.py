@@ -1,4 +1,4 @@
-"""A cache is believed later: it is used only where nobody else can have written."""
+"""The content of the cache is trusted, so the cache is used only if no other user can write to it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def another_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on this process takes itself for another user."""
+    """Make this process appear to run as another user."""
     other = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: other)
 
 
-def test_a_folder_of_ones_own_is_made_for_oneself_alone(folder):
+def test_the_folder_is_created_with_private_permissions(folder):
     assert not is_private(folder) and make_private(folder) and is_private(folder)
     assert {stat.S_IMODE(place.stat().st_mode) for place in (folder, folder.parent)} == {0o700}
 
 
 @pytest.mark.parametrize("which", ["folder", "around"])
-def test_a_folder_that_others_may_write_to_is_not_used(folder, which):
+def test_a_folder_writable_by_others_is_not_used(folder, which):
     make_private(folder)
     (folder if which == "folder" else folder.parent).chmod(0o770)
     assert not is_private(folder) and not make_private(folder)
@@ -44,11 +44,11 @@ def test_a_link_is_not_used(folder, tmp_path, which):
     assert not is_private(folder) and not make_private(folder)
 
 
-def test_a_folder_of_another_user_is_not_used_and_none_is_made_beside_it(folder, monkeypatch):
-    """Root with the home folder of a user neither reads that user's cache nor makes one that the user cannot write to."""
+def test_a_folder_of_another_user_is_not_used_and_not_created(folder, monkeypatch):
+    """Root in a user's home folder neither reads that user's cache nor creates one that the user cannot write to."""
     folder.parent.parent.mkdir()
     make_private(folder)
-    if os.geteuid() == 0:  # what is root's may be used by all
+    if os.geteuid() == 0:  # folders of root may be used by all
         os.chown(folder.parent.parent, 4711, -1)
         os.chown(folder.parent, 4711, -1)
     else:
@@ -59,7 +59,7 @@ def test_a_folder_of_another_user_is_not_used_and_none_is_made_beside_it(folder,
     assert not make_private(folder) and not folder.parent.exists()
 
 
-def test_entries_are_opened_through_no_link_and_only_if_nobody_else_wrote_them(folder, tmp_path, monkeypatch):
+def test_only_private_entries_that_are_not_links_are_opened(folder, tmp_path, monkeypatch):
     make_private(folder)
     entry = folder / "entry"
     entry.write_bytes(b"kept")
@@ -80,7 +80,7 @@ def test_entries_are_opened_through_no_link_and_only_if_nobody_else_wrote_them(f
         open_private(entry)
 
 
-def test_only_entries_are_ever_removed(folder):
+def test_only_entries_are_removed(folder):
     make_private(folder)
     own = [folder / name for name in ("notes.txt", "a.cached", "b.msgpack", f"{'0' * 40}.txt")]
     for file in own:
@@ -93,6 +93,6 @@ def test_only_entries_are_ever_removed(folder):
     left = folder / ".ddpdoctor-0123456789abcdef.new"
     for file in (*entries, left):
         file.write_bytes(b"x" * 100)
-    keep_newest(folder, ".cached", most_bytes=0)
-    keep_newest(folder, ".msgpack", most=0)
+    keep_newest(folder, ".cached", max_bytes=0)
+    keep_newest(folder, ".msgpack", max_files=0)
     assert sorted(folder.iterdir()) == sorted([*own, inside])

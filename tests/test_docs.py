@@ -1,4 +1,4 @@
-"""What the documents say exists: linked files and headings, commands and their options, make's targets."""
+"""References in the documents exist: linked files and headings, commands and their options, make targets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TARGET = re.compile(r"\bmake ([a-z-]+)\b")
 
 @cache
 def heading_anchors(page: Path) -> set[str]:
-    """GitHub's anchors of a page's headings."""
+    """The anchors that GitHub generates for a page's headings."""
     headings = re.findall(r"^#+ +(.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
@@ -54,7 +54,7 @@ def option_names(verb: str) -> set[str]:
     return found | {"-h", "--help"}
 
 
-def test_links_lead_somewhere():
+def test_targets_of_links_exist():
     broken = []
     for page in PAGES:
         text = CODE.sub("", page.read_text(encoding="utf-8"))
@@ -75,14 +75,14 @@ def test_commands_and_options_exist():
             if verb not in VERBS:
                 unknown.append(verb)
                 continue
-            # Behind the double dash the options are the job's.
+            # Options after the double dash are the job's.
             words = re.split(r" -- ", f" {rest} ", maxsplit=1)[0].split()
             given = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
             unknown += [f"{verb} {option}" for option in given if option not in option_names(verb)]
     assert unknown == []
 
 
-def test_targets_of_make_exist():
+def test_make_targets_exist():
     known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert {"demo", "test", "check", "bench", "exam", "clean"} <= known
     named = {name for page in PAGES for code in code_of(page) for name in TARGET.findall(code)}
@@ -96,7 +96,7 @@ def test_versions_agree():
     assert f"Python {oldest} or newer" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_all_that_is_installed_for_development_is_pinned():
+def test_all_development_dependencies_are_pinned():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {plain_name(line.partition("==")[0]) for line in lines if "==" in line}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -106,5 +106,5 @@ def test_all_that_is_installed_for_development_is_pinned():
 
 
 def plain_name(requirement: str) -> str:
-    """The distribution's name as PyPI normalises it, without version."""
+    """The name of a distribution, normalised like on PyPI, without version."""
     return re.sub(r"[-_.]+", "-", re.split(r"[<>=!\[; ]", requirement)[0]).lower()

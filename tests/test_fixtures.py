@@ -1,4 +1,4 @@
-"""Recorded runs under ``fixtures/``: each gets the diagnosis that it had when a person looked at it."""
+"""Recorded runs in ``fixtures/``: each gets the diagnosis that an engineer has verified."""
 
 from __future__ import annotations
 

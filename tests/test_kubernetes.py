@@ -1,4 +1,4 @@
-"""The manifests in the recipes are ones that Kubernetes takes; nobody runs them here."""
+"""The manifests in the recipes are valid for Kubernetes. They are not run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MANIFESTS = [document for block in BLOCKS for document in yaml.safe_load_all(blo
 
 
 def of_kubernetes(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """The manifest; of an operator's own kind the pods that it would make."""
+    """The manifest, or for a custom resource of an operator the pods that the operator would create."""
     if manifest["kind"] != "PyTorchJob":
         return [manifest]
     replicas = manifest["spec"]["pytorchReplicaSpecs"]
@@ -45,7 +45,7 @@ def test_a_manifest_is_valid(manifest):
         kubernetes_validate.validate(document, VERSION, strict=True)
 
 
-def test_a_misspelt_field_is_not():
+def test_a_misspelt_field_is_invalid():
     (job,) = [manifest for manifest in MANIFESTS if manifest["kind"] == "Job"]
     job = {**job, "spec": {**job["spec"], "paralelism": 4}}
     with pytest.raises(Exception, match="paralelism"):

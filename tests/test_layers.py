@@ -1,4 +1,4 @@
-"""The house's order: which package may import which, how long a file may be, and what no file is called."""
+"""Structure of the code: allowed imports between packages, lengths of files, and forbidden file names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import ALLOWED, DOORS, INSIDES, ROOMS
+from tests.house import ALLOWED, INTERNAL_EXCEPTIONS, MODULE_EXCEPTIONS, SUBPACKAGE_IMPORTS
 
 pytestmark = pytest.mark.extended
 """``make check`` runs these."""
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.extended
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ddpdoctor"
 
-MOST_LINES = 500
+MAX_LINES = 500
 LONGER = {
     "tests/report/samples.py": "sample diagnoses: data, not logic",
 }
-"""Files beyond MOST_LINES, and why."""
-MOST_UNLISTED = 15
-"""Modules of a package whose door need not say what each is for."""
+"""Files that may be longer than MAX_LINES, and why."""
+MAX_UNLISTED = 15
+"""If a package has more modules, the docstring of its ``__init__`` must name each."""
 
 FOLDERS = ("ddpdoctor", "tests", "docs", "benchmarks")
 
@@ -34,17 +34,17 @@ def python_files(*folders: str) -> list[Path]:
     return sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
 
 
-def owner(file: Path) -> str:
+def package_of(file: Path) -> str:
     return file.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
-def opened(root: Path, name: str) -> set[str]:
-    """What the door of the package ``name`` binds: such a name is the door's, also where a module is called so."""
-    door = root.parent.joinpath(*name.split("."), "__init__.py")
-    if not door.is_file():
+def exported_names(root: Path, name: str) -> set[str]:
+    """Names that the ``__init__`` of the package ``name`` defines. They take precedence over modules of the same name."""
+    init = root.parent.joinpath(*name.split("."), "__init__.py")
+    if not init.is_file():
         return set()
     names: set[str] = set()
-    for node in ast.parse(door.read_text(encoding="utf-8")).body:
+    for node in ast.parse(init.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom):
             names.update(alias.asname or alias.name for alias in node.names)
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -55,13 +55,13 @@ def opened(root: Path, name: str) -> set[str]:
 def is_module(root: Path, package: str, name: str) -> bool:
     place = root.parent.joinpath(*package.split("."), name)
     is_there = place.is_dir() or place.with_suffix(".py").is_file()
-    return package == root.name or (is_there and name not in opened(root, package))
+    return package == root.name or (is_there and name not in exported_names(root, package))
 
 
 def imported(file: Path, root: Path) -> Iterator[tuple[int, str]]:
-    """(line, package or module) of each import of ours in ``file``, nested ones and relative ones too.
+    """(line, package or module) of each import of the package in ``file``, including nested and relative ones.
 
-    ``from ddpdoctor import rundir`` names a package, ``from ddpdoctor.rundir import x`` what its door has, or a module.
+    ``from ddpdoctor import rundir`` imports a package, ``from ddpdoctor.rundir import x`` a name of its ``__init__`` or a module.
     """
     package = [root.name, *file.relative_to(root).parent.parts] if file.is_relative_to(root) else []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -90,27 +90,29 @@ def violations(root: Path, file: Path) -> list[str]:
         target = name.split(".")[1] if "." in name else None
         if target is None or target == own or target in ("__version__",):
             continue
-        if target in ALLOWED[own] or any(own == who and name.startswith(door) for who, door in DOORS):
+        if target in ALLOWED[own] or any(
+            own == who and name.startswith(module) for who, module in MODULE_EXCEPTIONS
+        ):
             continue
         found.append(f"{file}:{line}: {own} must not import {name}")
     return found
 
 
-@pytest.mark.parametrize("part", sorted({owner(file) for file in python_files("ddpdoctor")}))
-def test_imports_follow_the_table(part):
-    files = [file for file in python_files("ddpdoctor") if owner(file) == part]
+@pytest.mark.parametrize("package", sorted({package_of(file) for file in python_files("ddpdoctor")}))
+def test_imports_follow_the_table(package):
+    files = [file for file in python_files("ddpdoctor") if package_of(file) == package]
     assert [line for file in files for line in violations(PACKAGE, file)] == []
 
 
-def test_every_door_is_used():
+def test_every_module_exception_is_used():
     used = {
-        (owner(file), door)
+        (package_of(file), module)
         for file in python_files("ddpdoctor")
         for _, name in imported(file, PACKAGE)
-        for who, door in DOORS
-        if who == owner(file) and name.startswith(door)
+        for who, module in MODULE_EXCEPTIONS
+        if who == package_of(file) and name.startswith(module)
     }
-    assert used == set(DOORS)
+    assert used == set(MODULE_EXCEPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -125,90 +127,103 @@ def test_every_door_is_used():
         ("unknown/x.py", "import json"),
     ],
 )
-def test_an_import_upwards_is_found(tmp_path, place, code):
+def test_a_forbidden_import_is_found(tmp_path, place, code):
     file = tmp_path / "ddpdoctor" / place
     file.parent.mkdir(parents=True)
     file.write_text(code)
     assert len(violations(tmp_path / "ddpdoctor", file)) == 1
 
 
-def room(package: str, name: str) -> str | None:
-    """The room of ``package`` that the absolute ``name`` lies in; None for the package itself, and for another's."""
+def subpackage_of(package: str, name: str) -> str | None:
+    """The subpackage of ``package`` that contains the absolute ``name``; None for the package itself and for other packages."""
     parts = name.split(".")
     return parts[2] if parts[1:2] == [package] and len(parts) > 2 else None
 
 
-def room_violations(root: Path, file: Path, rooms: dict[str, dict[str, tuple[str, ...]]]) -> list[str]:
-    """Imports against the order of the rooms, and past a room's door, in ``file`` of the package or of the tests."""
+def subpackage_violations(
+    root: Path, file: Path, allowed: dict[str, dict[str, tuple[str, ...]]]
+) -> list[str]:
+    """Imports in ``file`` between subpackages that the table does not allow, and imports of a subpackage's internal modules."""
     outside = not file.is_relative_to(root)
     parts = () if outside else file.relative_to(root).with_suffix("").parts
     problems = []
     for line, name in imported(file, root):
         package = name.split(".")[1] if "." in name else ""
-        if package not in rooms:
+        if package not in allowed:
             continue
         own = parts[1] if parts[:1] == (package,) else None
-        target = room(package, name)
+        target = subpackage_of(package, name)
         if own is not None and own != "__init__":
-            if own not in rooms[package]:
-                problems.append(f"{file}: {package}/{own} has no place in the table of rooms")
+            if own not in allowed[package]:
+                problems.append(f"{file}: {package}/{own} is not in the table of subpackages")
                 break
             if target is None:
-                problems.append(f"{file}:{line}: a room of {package} must not import the package's own door")
+                problems.append(
+                    f"{file}:{line}: a subpackage of {package} must not import the package's own __init__"
+                )
                 continue
-            if target != own and target not in rooms[package][own]:
+            if target != own and target not in allowed[package][own]:
                 problems.append(f"{file}:{line}: {package}/{own} must not import {name}")
-        if target is not None and target != own and name.count(".") > 2 and not excepted(root, file, name):
-            where = f"{name} lies behind the door of {package}/{target}"
+        if (
+            target is not None
+            and target != own
+            and name.count(".") > 2
+            and not is_exception(root, file, name)
+        ):
+            where = f"{name} is internal to {package}/{target}"
             problems.append(
-                f"{file}:{line}: {where}: import from there, or give a reason in INSIDES of house.py"
+                f"{file}:{line}: {where}: import from its __init__, or give a reason in INTERNAL_EXCEPTIONS of house.py"
             )
     return problems
 
 
-def excepted(root: Path, file: Path, name: str) -> bool:
-    return any(inside_used(root, file, name, who, inside) for who, inside in INSIDES)
+def is_exception(root: Path, file: Path, name: str) -> bool:
+    return any(matches_exception(root, file, name, who, inside) for who, inside in INTERNAL_EXCEPTIONS)
 
 
-def inside_used(root: Path, file: Path, name: str, who: str, inside: str) -> bool:
+def matches_exception(root: Path, file: Path, name: str, who: str, inside: str) -> bool:
     return file.is_relative_to(root.parent / who) and f"{name}.".startswith(f"{inside}.")
 
 
 @pytest.mark.parametrize("folder", ["ddpdoctor", "tests", "docs", "benchmarks"])
-def test_rooms_are_entered_by_their_doors_and_in_their_order(folder):
-    assert [line for file in python_files(folder) for line in room_violations(PACKAGE, file, ROOMS)] == []
+def test_imports_between_subpackages_follow_the_table(folder):
+    assert [
+        line
+        for file in python_files(folder)
+        for line in subpackage_violations(PACKAGE, file, SUBPACKAGE_IMPORTS)
+    ] == []
 
 
-def test_every_exception_to_a_door_is_used():
+def test_every_internal_exception_is_used():
     used = {
         (who, inside)
         for file in python_files(*FOLDERS)
         for _, name in imported(file, PACKAGE)
-        for who, inside in INSIDES
-        if inside_used(PACKAGE, file, name, who, inside)
+        for who, inside in INTERNAL_EXCEPTIONS
+        if matches_exception(PACKAGE, file, name, who, inside)
     }
-    assert used == set(INSIDES)
+    assert used == set(INTERNAL_EXCEPTIONS)
 
 
-@pytest.mark.parametrize("package", sorted(ROOMS))
-def test_the_rooms_of_a_package_are_in_one_way_order(package):
-    left = dict(ROOMS[package])
+@pytest.mark.parametrize("package", sorted(SUBPACKAGE_IMPORTS))
+def test_imports_between_subpackages_have_no_cycle(package):
+    left = dict(SUBPACKAGE_IMPORTS[package])
     while left:
         free = [name for name, needs in left.items() if not set(needs) & set(left)]
-        assert free, f"these rooms of {package} import each other in a circle: {sorted(left)}"
+        assert free, f"these subpackages of {package} import each other in a cycle: {sorted(left)}"
         for name in free:
             del left[name]
 
 
-@pytest.mark.parametrize("package", sorted(ROOMS))
-def test_every_room_has_a_door_that_explains_itself(package):
-    for door in sorted((PACKAGE / package).glob("*/__init__.py")):
-        tree = ast.parse(door.read_text(encoding="utf-8"))
-        assert ast.get_docstring(tree), f"{door}: what comes in, what goes out, the idea"
+@pytest.mark.parametrize("package", sorted(SUBPACKAGE_IMPORTS))
+def test_every_subpackage_has_a_docstring(package):
+    for init_file in sorted((PACKAGE / package).glob("*/__init__.py")):
+        tree = ast.parse(init_file.read_text(encoding="utf-8"))
+        assert ast.get_docstring(tree), f"{init_file}: what comes in, what goes out, the idea"
 
 
-HOUSE = {"trace": {"store": (), "decode": ("store",), "load": ("decode", "store")}}
-"""Rooms to try the check on; on disk: store/archive.py, store/columns.py (whose function columns the door opens)."""
+EXAMPLE_IMPORTS = {"trace": {"store": (), "decode": ("store",), "load": ("decode", "store")}}
+"""Subpackages for testing the check. Files: store/archive.py, and store/columns.py, whose function the ``__init__`` exports."""
 
 
 @pytest.mark.parametrize(
@@ -234,7 +249,7 @@ HOUSE = {"trace": {"store": (), "decode": ("store",), "load": ("decode", "store"
         ("tests/trace/x.py", "def f():\n    from ddpdoctor.trace.store.archive import pack", 1),
     ],
 )
-def test_a_way_past_a_door_is_found(tmp_path, place, code, problems):
+def test_an_internal_import_is_found(tmp_path, place, code, problems):
     root = tmp_path / "ddpdoctor"
     (root / "trace" / "store").mkdir(parents=True)
     (root / "trace" / "store" / "archive.py").touch()
@@ -243,11 +258,11 @@ def test_a_way_past_a_door_is_found(tmp_path, place, code, problems):
     file = tmp_path / place
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(code)
-    assert len(room_violations(root, file, HOUSE)) == problems
+    assert len(subpackage_violations(root, file, EXAMPLE_IMPORTS)) == problems
 
 
-def test_the_light_import_stays_light():
-    """``import ddpdoctor`` stands in training scripts; a job must not pay for the analysis."""
+def test_import_ddpdoctor_loads_no_dependencies():
+    """``import ddpdoctor`` is used in training scripts, which must not import the analysis."""
     code = "import sys; before = set(sys.modules); import ddpdoctor; print(*set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
@@ -259,21 +274,23 @@ def test_files_are_short():
         file.relative_to(ROOT).as_posix(): len(file.read_text(encoding="utf-8").splitlines())
         for file in python_files(*FOLDERS)
     }
-    assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES and name not in LONGER} == {}
-    assert {name for name in LONGER if lengths.get(name, 0) <= MOST_LINES} == set(), "no longer exceptions"
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES and name not in LONGER} == {}
+    assert {name for name in LONGER if lengths.get(name, 0) <= MAX_LINES} == set(), "no longer exceptions"
 
 
-def test_a_package_of_many_modules_names_each_in_its_door():
+def test_a_large_package_names_each_module_in_its_docstring():
     missing = []
-    for door in PACKAGE.rglob("__init__.py"):
-        modules = [file.stem for file in door.parent.glob("*.py") if file != door]
-        words = set(re.findall(r"\w+", ast.get_docstring(ast.parse(door.read_text(encoding="utf-8"))) or ""))
-        if len(modules) > MOST_UNLISTED:
-            missing += [f"{door.parent.name}/{name}" for name in modules if name not in words]
+    for init_file in PACKAGE.rglob("__init__.py"):
+        modules = [file.stem for file in init_file.parent.glob("*.py") if file != init_file]
+        words = set(
+            re.findall(r"\w+", ast.get_docstring(ast.parse(init_file.read_text(encoding="utf-8"))) or "")
+        )
+        if len(modules) > MAX_UNLISTED:
+            missing += [f"{init_file.parent.name}/{name}" for name in modules if name not in words]
     assert missing == []
 
 
-def test_what_is_sorted_is_in_one_order_on_every_processor():
+def test_argsort_is_stable():
     calls = [
         f"{file.name}: {call}"
         for file in PACKAGE.rglob("*.py")
@@ -282,6 +299,6 @@ def test_what_is_sorted_is_in_one_order_on_every_processor():
     assert calls and [call for call in calls if 'kind="stable"' not in call] == []
 
 
-def test_no_file_is_a_drawer():
-    drawers = {"utils.py", "util.py", "helpers.py", "misc.py"}
-    assert [file for file in python_files(*FOLDERS) if file.name in drawers] == []
+def test_no_file_is_called_utils():
+    forbidden = {"utils.py", "util.py", "helpers.py", "misc.py"}
+    assert [file for file in python_files(*FOLDERS) if file.name in forbidden] == []

@@ -1,4 +1,4 @@
-"""The wheel as users get it: built, installed where no checkout is near, and used; and what runs in a job."""
+"""The wheel: built, installed outside the checkout, and used; and the code that runs in a job."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PACKAGE = ROOT / "ddpdoctor"
 IN_THE_JOB = sorted(file for folder in ("hook", "rundir") for file in (PACKAGE / folder).rglob("*.py"))
 JOBS_OLDEST_PYTHON = (3, 9)
 needs_wheel = pytest.mark.extended
-"""A build and an installation; what goes into the wheel changes seldom."""
+"""Tests that build and install a wheel, whose content rarely changes."""
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """(wheel, source archive), built from the checkout with what is installed, without a network."""
+    """(wheel, source archive), built from the checkout with installed packages, without a network."""
     pytest.importorskip("hatchling")
     target = tmp_path_factory.mktemp("dist")
     done = subprocess.run(
@@ -39,14 +39,14 @@ def built(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(built, tmp_path_factory):
-    """``installed(*arguments)``: python with the unpacked wheel first on its path, far from the checkout."""
+    """``installed(*arguments)``: run Python outside the checkout, with the unpacked wheel first on its path."""
     site = tmp_path_factory.mktemp("site")
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(site)]
     subprocess.run([*install, str(built[0])], capture_output=True, text=True, check=True)
 
     def run(*arguments):
-        # An editable install leaves the checkout on sys.path; what counts is which ddpdoctor is found first.
+        # With an editable install the checkout is also on sys.path, but the wheel is found first.
         environment = {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "200"}
         done = subprocess.run(
             [sys.executable, *arguments],
@@ -64,13 +64,13 @@ def installed(built, tmp_path_factory):
 
 
 @needs_wheel
-def test_the_wheel_is_what_runs(installed):
+def test_the_wheel_is_imported(installed):
     place = installed("-c", "import ddpdoctor; print(ddpdoctor.__file__)").strip()
     assert Path(place) == installed.site / "ddpdoctor" / "__init__.py"
 
 
 @needs_wheel
-def test_the_wheel_carries_the_rules(installed):
+def test_the_wheel_contains_the_rules(installed):
     listed = installed("-m", "ddpdoctor", "rules", "list")
     ours = {
         file.relative_to(ROOT / "rules").with_suffix("").as_posix() for file in ROOT.glob("rules/*/*.yaml")
@@ -82,7 +82,7 @@ def test_the_wheel_carries_the_rules(installed):
 
 
 @needs_wheel
-def test_the_wheel_carries_all_of_the_package(built):
+def test_the_wheel_contains_the_whole_package(built):
     with zipfile.ZipFile(built[0]) as wheel:
         names = set(wheel.namelist())
     wanted = {
@@ -94,13 +94,13 @@ def test_the_wheel_carries_all_of_the_package(built):
     assert "ddpdoctor/hook/site/sitecustomize.py" in names
     assert any(name.startswith("ddpdoctor/report/templates/") and name.endswith(".css") for name in names)
     assert not [name for name in names if name.startswith(("tests", "docs", "rules"))]
-    # A copy of somebody else's library goes with its own licence.
+    # The copy of plotly is distributed with its own licence.
     assert [name for name in names if re.search(r"report/figures/library/plotly.*\.js\.gz$", name)]
     assert [name for name in names if name.endswith("licenses/ddpdoctor/report/figures/library/LICENSE")]
 
 
 @needs_wheel
-def test_the_wheel_names_its_licence_and_does_not_pull_in_torch(built):
+def test_the_wheel_has_its_licence_and_does_not_require_torch(built):
     with zipfile.ZipFile(built[0]) as wheel:
         metadata = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
         lines = wheel.read(metadata).decode().splitlines()
@@ -112,7 +112,7 @@ def test_the_wheel_names_its_licence_and_does_not_pull_in_torch(built):
 
 
 @needs_wheel
-def test_a_report_comes_out_of_the_wheel(installed):
+def test_the_wheel_writes_a_report(installed):
     code = """
 from pathlib import Path
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Job, Steps, Verdict
@@ -141,8 +141,8 @@ def test_the_source_archive_builds_the_same_package(built):
     assert not [name for name in names if name.startswith((".venv", "ddpdoctor-runs", "artifacts", ".ci"))]
 
 
-def test_what_runs_in_the_job_is_old_python_and_stands_alone():
-    """The job's interpreter is not ours: Python 3.9 syntax; imports of stdlib, torch and its own only."""
+def test_code_in_the_job_is_python_3_9_without_dependencies():
+    """The code uses Python 3.9 syntax and imports only the standard library, torch and itself."""
     known = {*sys.stdlib_module_names, "torch", "_ddpdoctor"}
     foreign = set()
     for file in IN_THE_JOB:

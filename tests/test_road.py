@@ -1,4 +1,4 @@
-"""The whole road, as a user takes it: each planted fault of the demo is recorded, diagnosed and reported."""
+"""End-to-end: each planted fault of the demo is recorded, diagnosed and reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.python import NEEDS_STACKS
 pytest.importorskip("torch")
 
 EXTENDED = ("healthy", "slow-data-one-rank")
-"""A job with nothing to tell, and one with a culprit. A demo takes a quarter of a minute."""
+"""A healthy job, and one with a faulty rank. A demo takes about 15 s."""
 _SCHEMA = Path(__file__).parent.parent / "docs" / "schema" / "diagnosis.json"
 
 

@@ -1,7 +1,5 @@
-"""Retired words: none of them in names, messages, docstrings, rules or documents. ``tests/words.toml`` lists them, and what to write.
-
-Part of ``make check``. A word that is right in one place is allowed there by the list ``allowed``, with the reason.
-"""
+"""Checks that names, messages, docstrings, rules and documents contain no retired words. ``tests/words.toml`` lists them with
+replacements. Part of ``make check``. The list ``allowed`` there has exceptions by file."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def texts_of_yaml(value: object) -> Iterator[str]:
 
 
 def prose() -> Iterator[tuple[str, int, str]]:
-    """(Path, line, text) of everything that somebody reads."""
+    """(Path, line, text) of all texts for readers."""
     for path in sorted((ROOT / "ddpdoctor").rglob("*.py")):
         for line, text in prose_of_python(path):
             yield str(path.relative_to(ROOT)), line, text
@@ -98,7 +96,7 @@ def test_no_retired_word_is_used(look) -> None:
     assert not found, f"{len(found)} in all:\n" + "\n".join(found[:40])
 
 
-def test_the_types_that_the_glossary_names_are_there() -> None:
+def test_the_types_in_the_glossary_exist() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     glossary = page[page.index("## Words") : page.index("## How a rank is recorded")]
     named = set(re.findall(r"`([A-Z][A-Za-z]+)`", glossary))

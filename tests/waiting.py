@@ -1,4 +1,4 @@
-"""Waiting for what another process does."""
+"""Waits for other processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def until(found: Callable[[], T], process: subprocess.Popen[str] | None = None, within_s: float = 90.0) -> T:
-    """What ``found`` returns once that is true. Fails if it does not come, and with all that ``process`` wrote if that ends before."""
+    """The first true result of ``found``. Fails after ``within_s``, or, with the output of ``process``, when ``process`` ends."""
     deadline_s = time.monotonic() + within_s
     while not (value := found()):
         assert process is None or process.poll() is None, process.communicate()

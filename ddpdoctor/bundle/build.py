@@ -79,7 +79,7 @@ def write_bundle(out: Path, options: Sequence[Option], help_text: str) -> Bundle
     else:
         folder = WrittenFolder(out, "bundle", must_be_empty=True)
         folder.check(files)
-        folder.remove(folder.others(files))
+        folder.remove(folder.leftover_files(files))
         folder.write(sorted(files.items()))
     return Bundle(out, sum(map(len, files.values())), digest, versions)
 

@@ -1,8 +1,8 @@
-"""The command line: ``ddpdoctor VERB``. One file per verb, each with its click command as ``command``.
+"""The command line: ``ddpdoctor VERB``. Each verb has its own module, with its click command as ``command``.
 
 ::
 
-    verbs        run, demo (run_and_present: what both do), analyze, compare, history, digest, export, bundle, doctor, rules,
+    verbs        run and demo (both use run_and_present), analyze, compare, history, digest, export, bundle, doctor, rules,
                  watch (watch_loop, watch_view), capture and stacks (rank_requests), trials (``try``), completion
     all verbs    main, options (of several verbs), session (printing, progress, configuration), child (work in a child process)
 """
@@ -18,7 +18,7 @@ except Exception as error:  # a package that the command line needs is missing o
     _error = error
 
     def main() -> NoReturn:
-        """For ``run``, start the job after ``--`` without recording it. For all other verbs, raise the import's exception."""
+        """For ``run``, start the job after ``--`` unrecorded. For all other verbs, raise the exception of the import."""
         verb, *words = [*sys.argv[1:], ""]
         if verb != "run" or "--" not in words[:-2]:
             raise _error

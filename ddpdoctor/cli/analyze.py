@@ -13,10 +13,10 @@ import click
 from ddpdoctor.cli.completion import runs
 from ddpdoctor.cli.options import (
     check_outputs,
-    chosen_job,
-    number_of_processes,
+    job_option,
     open_in_browser,
     output_file,
+    processes_option,
     say_written,
     temporary_report,
     to_stdout,
@@ -41,17 +41,17 @@ EXIT_FAIL_ON = 1
 
 @click.command("analyze")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=runs)
-@output_file("--html", says="Write the report as one HTML file.")
+@output_file("--html", help_text="Write the report as one HTML file.")
 @click.option(
     "--open",
     "opened",
     is_flag=True,
     help="Open the HTML report in the browser; without --html, a temporary file.",
 )
-@output_file("--json", "json_file", says="Write diagnosis.json.")
-@output_file("--markdown", says="Write Markdown, for a ticket.")
-@output_file("--sarif", says="Write SARIF 2.1.0, for code hosts.")
-@output_file("--junit", says="Write JUnit XML, for CI.")
+@output_file("--json", "json_file", help_text="Write diagnosis.json.")
+@output_file("--markdown", help_text="Write Markdown, for a ticket.")
+@output_file("--sarif", help_text="Write SARIF 2.1.0, for code hosts.")
+@output_file("--junit", help_text="Write JUnit XML, for CI.")
 @click.option(
     "--fail-on",
     type=click.Choice(SEVERITIES),
@@ -65,7 +65,7 @@ EXIT_FAIL_ON = 1
     metavar="DIR",
     help="Additional folder of rules; can be repeated.",
 )
-@number_of_processes
+@processes_option
 @click.option("--no-cache", is_flag=True, help="Neither use nor write the cache of traces.")
 @click.option(
     "--engine",
@@ -73,7 +73,7 @@ EXIT_FAIL_ON = 1
     help="Read traces on a cluster: dask://HOST:PORT or ray://HOST:PORT; dask or ray alone uses the cluster of the environment, "
     "or else starts one on this machine's loopback (needs ddpdoctor[dask] or [ray]).",
 )
-@chosen_job
+@job_option
 @click.option(
     "--window",
     type=click.IntRange(min=1),
@@ -197,15 +197,15 @@ def command(
     elif html is None and not quiet and console.is_terminal:
         say("`--open` shows the report with its charts in the browser; `--html F` writes it.", err=True)
     if fail_on is not None:
-        _gate(diagnosis, fail_on)
+        _exit_by_severity(diagnosis, fail_on)
 
 
-def _gate(diagnosis: Diagnosis, fail_on: str) -> None:
-    from ddpdoctor.report.words import undecided
+def _exit_by_severity(diagnosis: Diagnosis, fail_on: str) -> None:
+    from ddpdoctor.report.words import why_not_passed
 
     if any(is_as_severe(each.severity, fail_on) for each in diagnosis.findings):
         sys.exit(EXIT_FAIL_ON)
-    if (why := undecided(diagnosis)) is not None:
+    if (why := why_not_passed(diagnosis)) is not None:
         raise UnusableInput(f"no result for --fail-on: {why}.")
 
 
@@ -217,7 +217,7 @@ def _write_all(
 
     if not outputs:
         return
-    # No progress line may mix with a report on standard output, which may be the same terminal.
+    # A progress line would mix with a report on standard output if both are the same terminal.
     with nullcontext(no_progress) if report_on_stdout else shown_progress() as progress:
         progress_of_outputs = per_item_progress(progress, Stage.REPORT, len(outputs))
         for (content, path, form), _ in zip(outputs, progress_of_outputs, strict=True):

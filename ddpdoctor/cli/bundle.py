@@ -1,4 +1,4 @@
-"""``ddpdoctor bundle``: one file that records where ddpdoctor is not installed."""
+"""``ddpdoctor bundle``: write one file that records jobs where ddpdoctor is not installed."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def command(out: Path) -> None:
 
 
 def _row(option: click.Option) -> dict[str, Any]:
-    """An option as :mod:`ddpdoctor.bundle.recording` reads it."""
-    # An option without a default has a sentinel of click there, which differs by click's version.
+    """An option in the format of :mod:`ddpdoctor.bundle.recording`."""
+    # Without a default, click stores a sentinel there, which depends on click's version.
     default = option.default if isinstance(option.default, str | int | float) else None
     row: dict[str, Any] = {"field": option.name, "names": option.opts, "kind": "text", "default": default}
     if option.is_flag:

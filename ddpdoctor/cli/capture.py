@@ -1,4 +1,4 @@
-"""``ddpdoctor capture``: a profiler window in a job that is running."""
+"""``ddpdoctor capture``: open a profiler window in a running job."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import click
 
-MOST_STEPS = 64
-"""Equal to ``rundir.MOST_CAPTURE_STEPS``; importing that package would make --help 50 % slower. A test compares the two."""
+MAX_STEPS = 64
+"""Equal to ``rundir.MOST_CAPTURE_STEPS``, as a test checks. Importing that package would make --help 50 % slower."""
 
 
 @click.command("capture")
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option(
     "--steps",
-    type=click.IntRange(1, MOST_STEPS),
+    type=click.IntRange(1, MAX_STEPS),
     default=8,
     show_default=True,
     metavar="N",

@@ -1,7 +1,7 @@
-"""Run a function in a forked child with limits of time and memory, and report how it ended.
+"""Runs a function in a forked child process with limits of time and memory.
 
-Fork instead of a new interpreter, because the launcher's start may not be repeatable (zip archive, deleted working directory), it
-has not loaded large libraries, and the child needs its terminal.
+Fork is used instead of a new interpreter, because the launcher's start may not be repeatable (zip archive, deleted working
+directory), the launcher has not loaded large libraries, and the child needs its terminal.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ from ddpdoctor.parentdeath import die_with_parent
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _GRACE_S = 0.5
-"""Seconds that a terminated child has to restore the terminal."""
+"""Seconds between SIGTERM and SIGKILL, in which the child restores the terminal."""
 _MAX_PAUSE_S = 1.0
-"""Longer pauses between two checks mean that this process and the child were suspended; the excess is not counted."""
+"""Longer pauses between two checks mean that this process and the child were suspended. The excess is not counted."""
 _MEMORY_SHARE = 0.9
-"""Share of the free memory that the child may take: its allocations fail before the kernel's OOM killer acts."""
+"""Share of the free memory that the child may use, so that its allocations fail before the kernel's OOM killer acts."""
 _THREAD_BYTES = 16 << 20
-"""Address space that libraries reserve for each thread of their pools and hardly use."""
+"""Address space per thread that libraries reserve for their thread pools and hardly use."""
 _INTERRUPTED, _NO_MEMORY = 130, 12
 _OUT_OF_MEMORY_SIGNALS = (signal.SIGKILL, signal.SIGABRT)
-"""Signals that end a process without memory: from the OOM killer, or from abort() in an allocator."""
+"""Signals that end a process when memory runs out: from the OOM killer, or from abort() in an allocator."""
 
 
 class ChildFailedError(Exception):
-    """The work failed; the text says why."""
+    """The work failed. The message is the end of a sentence that says why."""
 
 
 def run_in_child(work: Callable[[], None], limit_s: float) -> None:
-    """Run ``work`` in a child process; ``work`` reports its own exceptions. For the main thread.
+    """Run ``work`` in a child process. ``work`` must report its own exceptions. Call this from the main thread.
 
     Raises ChildFailedError if the child was killed, had too little memory, or took longer than ``limit_s`` seconds. Raises
-    KeyboardInterrupt, after ending the child, if this process is asked to end; that needs :func:`take_interrupts_as_exceptions`.
+    KeyboardInterrupt, after ending the child, on a signal that asks this process to end; this requires
+    :func:`take_interrupts_as_exceptions`.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -57,20 +58,20 @@ def run_in_child(work: Callable[[], None], limit_s: float) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         raise ChildFailedError(f"could not be started ({error.strerror})") from error
     if pid == 0:
-        _run(work, parent, mask)
+        _child_main(work, parent, mask)
     try:
         signal.pthread_sigmask(
             signal.SIG_SETMASK, [number for number in mask if number not in _ENDING_SIGNALS]
         )
-        status = _wait(pid, limit_s)
+        status = _wait_for_child(pid, limit_s)
     except BaseException:
-        _end(pid)
+        _end_child(pid)
         raise
     _raise_for_status(status)
 
 
 def take_interrupts_as_exceptions() -> None:
-    """From now on the first signal that asks this process to end raises KeyboardInterrupt; later ones are ignored."""
+    """Make the first signal that asks this process to end raise KeyboardInterrupt. Later ones are ignored."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for each in _ENDING_SIGNALS:
@@ -80,11 +81,11 @@ def take_interrupts_as_exceptions() -> None:
     for number in _ENDING_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
-    # They have been blocked since the job's end.
+    # Blocked since the end of the job.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
 
 
-def _run(work: Callable[[], None], parent: int, mask: set[signal.Signals | int]) -> NoReturn:
+def _child_main(work: Callable[[], None], parent: int, mask: set[signal.Signals | int]) -> NoReturn:
     code = 1
     try:
         die_with_parent(signal.SIGKILL)
@@ -106,16 +107,16 @@ def _run(work: Callable[[], None], parent: int, mask: set[signal.Signals | int])
         os._exit(code)
 
 
-def bound_memory() -> None:
-    """Limit this process to the memory that is free now. Call it after the libraries are loaded."""
+def limit_memory() -> None:
+    """Limit this process to the currently free memory. Call it after the libraries are loaded."""
     free = _free_bytes()
     if free is None:
         return
     threads = _THREAD_BYTES * (os.cpu_count() or 1)
-    most = _data_bytes() + int(free * _MEMORY_SHARE) + threads
+    limit = _data_bytes() + int(free * _MEMORY_SHARE) + threads
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if hard == resource.RLIM_INFINITY or most < hard:
-        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def _free_bytes() -> int | None:
@@ -138,7 +139,7 @@ def _data_bytes() -> int:
         return 0
 
 
-def _wait(pid: int, limit_s: float) -> int:
+def _wait_for_child(pid: int, limit_s: float) -> int:
     """The child's wait status. Raises ChildFailedError after ``limit_s`` seconds."""
     pause_s, checked_s = 0.002, time.monotonic()
     while True:
@@ -169,12 +170,12 @@ def _raise_for_status(status: int) -> None:
         raise ChildFailedError(f"crashed ({signal.Signals(-code).name})")
 
 
-def _end(pid: int) -> None:
+def _end_child(pid: int) -> None:
     """End the child and its descendants: SIGTERM first, SIGKILL after 0.5 s."""
     try:
         started = psutil.Process(pid).children(recursive=True)
         os.kill(pid, signal.SIGTERM)
-        _wait(pid, _GRACE_S)
+        _wait_for_child(pid, _GRACE_S)
     except (psutil.Error, ProcessLookupError):
         return
     except ChildFailedError:

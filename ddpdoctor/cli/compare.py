@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddpdoctor.cli.completion import runs
-from ddpdoctor.cli.options import FiniteRange, check_outputs, chosen_job, output_file, say_written, to_stdout
+from ddpdoctor.cli.options import FiniteRange, check_outputs, job_option, output_file, say_written, to_stdout
 from ddpdoctor.cli.session import diagnosing, import_numpy_single_threaded, say
 from ddpdoctor.errors import UnusableInput
 
@@ -22,8 +22,8 @@ EXIT_REGRESSION = 1
 @click.command("compare")
 @click.argument("before", metavar="BEFORE", shell_complete=runs)
 @click.argument("after", metavar="AFTER", shell_complete=runs)
-@output_file("--html", says="Write the comparison as one HTML file.")
-@output_file("--json", "json_file", says="Write the comparison as JSON.")
+@output_file("--html", help_text="Write the comparison as one HTML file.")
+@output_file("--json", "json_file", help_text="Write the comparison as JSON.")
 @click.option(
     "--fail-on-regression",
     "percent",
@@ -32,7 +32,7 @@ EXIT_REGRESSION = 1
     help="Exit with 1 if the median step is longer by more than this and the difference is significant; "
     "with 2 if that cannot be determined.",
 )
-@chosen_job
+@job_option
 def command(
     before: str,
     after: str,
@@ -70,10 +70,10 @@ def command(
     print_comparison(comparison, Console(stderr=to_stdout((html, json_file))))
     say_written((html, json_file))
     if percent is not None:
-        _gate(comparison, percent)
+        _exit_by_regression(comparison, percent)
 
 
-def _gate(comparison: Comparison, percent: float) -> None:
+def _exit_by_regression(comparison: Comparison, percent: float) -> None:
     slower = comparison.regression_percent()
     if slower is None:
         raise UnusableInput(f"no result for --fail-on-regression: {comparison.verdict}")

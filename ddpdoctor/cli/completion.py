@@ -1,4 +1,4 @@
-"""``ddpdoctor completion``: the script with which a shell completes ddpdoctor's commands and options."""
+"""``ddpdoctor completion``: print the script with which a shell completes ddpdoctor's commands and options."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def command(shell: str) -> None:
 
 RUNS_FOLDER = "ddpdoctor-runs"
 """Default folder of ``run``."""
-_MOST_RUNS = 200
+_MAX_RUNS = 200
 
 
 def runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Runs in the typed folder or ``ddpdoctor-runs``, and in the working directory, newest first; without a match, files."""
+    """Runs in the typed folder, else ``ddpdoctor-runs``, and in the working directory, newest first. Without a match, files."""
     from ddpdoctor.rundir import is_run_directory
 
     typed = Path(incomplete).parent if "/" in incomplete else Path(RUNS_FOLDER)
     try:
         folders = [folder for place in dict.fromkeys((typed, Path())) for folder in _folders(place)]
         fitting = [name for name in map(str, folders) if name.startswith(incomplete)]
-        found = [name for name in fitting[:_MOST_RUNS] if is_run_directory(name)]
+        found = [name for name in fitting[:_MAX_RUNS] if is_run_directory(name)]
     except OSError:
         found = []
     return [CompletionItem(name) for name in found] or [CompletionItem(incomplete, type="file")]
 
 
 def _folders(place: Path) -> list[Path]:
-    """Folders in ``place``, newest first, as their names begin with the time of the run."""
+    """Folders in ``place``, newest first, because the names of runs begin with their time."""
     if not place.is_dir():
         return []
     return sorted((each for each in place.iterdir() if each.is_dir()), reverse=True)
@@ -65,7 +65,7 @@ def rule_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 
 def setting_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of the settings of ``try``, with "="."""
+    """Names of the settings of ``try``, followed by "="."""
     from ddpdoctor.experiment.settings import SETTINGS
 
     return [CompletionItem(f"{name}=") for name in SETTINGS if name.startswith(incomplete)]

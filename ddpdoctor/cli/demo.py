@@ -1,4 +1,4 @@
-"""``ddpdoctor demo``: a real two-rank job with a planted fault, recorded and diagnosed."""
+"""``ddpdoctor demo``: run, record and diagnose a two-rank job with a planted fault."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import RunOptions
 
 _HANG_AFTER_S = 10.0
-"""Much longer than the demo's steps."""
+"""Hang threshold, much longer than the demo's steps."""
 _TRIAL_STEPS, _TRIAL_ROUNDS = 80, 3
-"""Steps and rounds of each trial; a trial of the demo's model takes some seconds."""
+"""Steps of each trial, which then takes some seconds, and rounds."""
 _UNLIMITED_STEPS = 10_000
-"""Steps of a job that a trial ends early."""
+"""Steps of a job that trials end early."""
 
 
 @click.command("demo")
@@ -77,7 +77,7 @@ def command(fault: str, out: Path | None, steps: int, tries: bool, list_faults: 
     if tries:
         _run_and_try(chosen, out, steps)
     click.echo(f"Planted fault {chosen.name}: {chosen.description}", err=True)
-    job = _job(chosen.name, steps)
+    job = _job_command(chosen.name, steps)
     options = RunOptions(out=out)
     if chosen.hangs:
         options = RunOptions(out=out, hang_after_s=_HANG_AFTER_S, on_hang="kill")
@@ -85,14 +85,14 @@ def command(fault: str, out: Path | None, steps: int, tries: bool, list_faults: 
     run_and_present(job, options, ReportOptions(), {"OMP_NUM_THREADS": "1", **os.environ})
 
 
-def _job(fault: str, steps: int) -> list[str]:
-    """The demo's command. With -P nothing is imported from the working directory, which may belong to another user."""
+def _job_command(fault: str, steps: int) -> list[str]:
+    """The demo's command. -P prevents imports from the working directory, which may belong to another user."""
     launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return [*launcher, str(JOB), "--fault", fault, "--steps", str(steps)]
 
 
 def _run_and_try(fault: Fault, out: Path | None, steps: int) -> NoReturn:
-    """Run the demo, then measure what its findings suggest, with the same commands as a user."""
+    """Run the demo, then measure the changes that its findings suggest, with the same commands as a user."""
     if fault.hangs:
         raise DdpDoctorError("this fault hangs, and no setting fixes a hang: there is nothing to try.")
     from ddpdoctor.cli.session import diagnosis_at
@@ -102,22 +102,22 @@ def _run_and_try(fault: Fault, out: Path | None, steps: int) -> NoReturn:
     run = out or Path("ddpdoctor-runs") / time.strftime("%Y%m%dT%H%M%SZ-demo", time.gmtime())
     own, environment = own_command(), {"OMP_NUM_THREADS": "1", **os.environ}
     demo = [*own, "demo", "--fault", fault.name, "--out", str(run), "--steps", str(steps)]
-    code = _exit_code_of(subprocess.Popen(demo, env=environment))
+    code = _wait_for_exit_code(subprocess.Popen(demo, env=environment))
     if code:
         raise SystemExit(code)
     diagnosis = diagnosis_at(str(run / DIAGNOSIS_FILE))
     if not proposals(diagnosis, bounds=True):
         say("These findings suggest no change that can be tried without editing the script.", err=True)
         raise SystemExit(0)
-    # Without a setting that fixes it, measure the upper bound of a fix.
+    # If no setting fixes the fault, measure the upper bound of a fix.
     selection = ["--all"] if proposals(diagnosis) else ["--all", "--bounds"]
     trials = ["try", str(run), *selection, "--rounds", str(_TRIAL_ROUNDS), "--steps", str(_TRIAL_STEPS)]
     say(f"Now measuring what the fixes gain: ddpdoctor {shlex.join(trials)} -- torchrun ...", err=True)
-    os.execve(own[0], [*own, *trials, "--", *_job(fault.name, _UNLIMITED_STEPS)], environment)
+    os.execve(own[0], [*own, *trials, "--", *_job_command(fault.name, _UNLIMITED_STEPS)], environment)
 
 
-def _exit_code_of(process: subprocess.Popen[bytes]) -> int:
-    """The exit code of ``process``. Ctrl-C reaches the process too, which then ends by itself."""
+def _wait_for_exit_code(process: subprocess.Popen[bytes]) -> int:
+    """Wait for ``process`` and return its exit code. Ctrl-C also reaches the process, which then ends by itself."""
     while True:
         with contextlib.suppress(KeyboardInterrupt):
             return process.wait()

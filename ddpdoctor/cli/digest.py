@@ -1,4 +1,4 @@
-"""``ddpdoctor digest``: the per-rank stage of the analysis, on the hosts of the ranks."""
+"""``ddpdoctor digest``: reduce traces to small files on the hosts of the ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddpdoctor.cli.completion import runs
-from ddpdoctor.cli.options import number_of_processes, output_folder
+from ddpdoctor.cli.options import output_folder, processes_option
 from ddpdoctor.cli.session import import_numpy_single_threaded, say, shown_progress
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.stages import Stage
@@ -18,17 +18,17 @@ from ddpdoctor.stages import Stage
 if TYPE_CHECKING:
     from ddpdoctor.trace.digest import CreatedFiles
 
-_MOST_REASONS = 3
-"""Most sentences on why a run cannot be read."""
+_MAX_REASONS = 3
+"""Maximum number of reasons shown for an unreadable run."""
 
 
 @click.command("digest")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=runs)
 @output_folder(
     "--out",
-    says="Folder to write. [default, in the working directory: NAME-digest; traces-digest for several paths, patterns and URLs]",
+    help_text="Folder to write. [default, in the working directory: NAME-digest; traces-digest for several paths, patterns and URLs]",
 )
-@number_of_processes
+@processes_option
 def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     """Shrink a run directory or traces to small files, to analyze elsewhere.
 
@@ -47,7 +47,7 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     from ddpdoctor.trace import find_traces
     from ddpdoctor.trace.digest import CreatedFiles, check_outside_run, loose_targets, write_digests
 
-    target = out or _default(paths)
+    target = out or _default_folder(paths)
     runs = [path for path in paths if is_run_directory(path)]
     if runs and len(paths) > 1:
         raise click.UsageError("run directories must be digested one at a time.")
@@ -55,7 +55,7 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     copies = CreatedFiles()
     with shown_progress() as progress:
         if runs:
-            targets, ranks = _recorded(runs[0], target, copies)
+            targets, ranks = _copy_records(runs[0], target, copies)
         else:
             found = find_traces(paths)
             for note in found.notes:
@@ -76,11 +76,9 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     say(f"written: {target} ({len(digest.files)} trace(s), {size / 1e6:.1f} MB)")
 
 
-def _recorded(run: str, target: Path, copies: CreatedFiles) -> tuple[dict[str, Path], dict[str, int]]:
-    """Copy the records of a run directory. Returns (path of the digest, rank) of each trace, as two mappings.
-
-    Raises UnusableInput if the records of the ranks cannot be read.
-    """
+def _copy_records(run: str, target: Path, copies: CreatedFiles) -> tuple[dict[str, Path], dict[str, int]]:
+    """Copy the records of a run directory. Returns (digest path by trace, rank by trace). Raises UnusableInput if the ranks' records
+    cannot be read."""
     from ddpdoctor.rundir import TRACE_FILE, NoteCode, RunDirectory, recover
     from ddpdoctor.trace.digest import TRACE_DIGEST, copy_run_directory, is_within
 
@@ -89,7 +87,7 @@ def _recorded(run: str, target: Path, copies: CreatedFiles) -> tuple[dict[str, P
     recorded = RunDirectory.open(run)
     unreadable = [note for note in recorded.notes if note.code is NoteCode.UNREADABLE and not recorded.ranks]
     if unreadable:
-        raise UnusableInput(f"{run}: {' '.join(map(str, unreadable[:_MOST_REASONS]))}")
+        raise UnusableInput(f"{run}: {' '.join(map(str, unreadable[:_MAX_REASONS]))}")
     for sentence in copy_run_directory(run, target, copies):
         say(f"Note: {sentence}", err=True)
     targets, ranks = {}, {}
@@ -103,8 +101,8 @@ def _recorded(run: str, target: Path, copies: CreatedFiles) -> tuple[dict[str, P
     return targets, ranks
 
 
-def _default(paths: tuple[str, ...]) -> Path:
-    """The default output folder: in the working directory, not next to the input, which may belong to another user."""
+def _default_folder(paths: tuple[str, ...]) -> Path:
+    """The default output folder. It is in the working directory, because the input's folder may belong to another user."""
     is_existing_path = len(paths) == 1 and Path(paths[0]).exists()
     name = Path(os.path.realpath(paths[0])).name if is_existing_path else ""
     return Path(f"{name or 'traces'}-digest")

@@ -1,4 +1,4 @@
-"""``ddpdoctor doctor``: what this machine and the job's Python support."""
+"""``ddpdoctor doctor``: check what this machine and the job's Python support."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXIT_NOT_READY = 1
 
 
 @click.command("doctor", context_settings={"allow_interspersed_args": False})
-@output_file("--json", "json_file", says="Write the result as JSON; - is stdout.")
+@output_file("--json", "json_file", help_text="Write the result as JSON; - is stdout.")
 @click.argument("job", nargs=-1, type=click.UNPROCESSED, metavar="[[--] COMMAND [ARGS]...]")
 def command(json_file: Path | None, job: tuple[str, ...]) -> None:
     """Check what this machine and the job's Python support, and what a recording here would lack.

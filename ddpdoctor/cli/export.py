@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddpdoctor.cli.completion import runs
-from ddpdoctor.cli.options import check_outputs, chosen_job, output_file, output_folder, to_stdout
+from ddpdoctor.cli.options import check_outputs, job_option, output_file, output_folder, to_stdout
 from ddpdoctor.cli.session import (
     configured,
     diagnosis_at,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TABLES = ("steps", "collectives", "events")
 _FLAMES = "rank-{rank:05d}.speedscope.json"
 TIMELINE_TABLES = ("details", "counters")
-"""Tables that only the timeline has."""
+"""Tables that are only in the timeline."""
 OnProgress = Callable[[float], None]
 """Called with the share of an output that is written, 0 to 1."""
 
@@ -53,7 +53,7 @@ class Trackers:
         return not (self.tensorboard is None and self.mlflow is None and self.wandb is None)
 
     def check(self) -> None:
-        """Raise DdpDoctorError if a tracker would write into a recorded run or into a foreign database."""
+        """Raise DdpDoctorError if a tracker would write into a recorded run or another program's database."""
         if not self.requested:
             return
         from ddpdoctor.rundir import is_recorded_file, is_run_directory
@@ -72,7 +72,7 @@ class Trackers:
             check_mlflow(Path(self.mlflow).resolve())
 
     def write(self, diagnosis: Diagnosis, *, err: bool = False) -> None:
-        """Write ``diagnosis`` to each tracker and print where, with ``err`` on stderr. Raises DdpDoctorError."""
+        """Write ``diagnosis`` to each tracker and print the destinations, on stderr if ``err``. Raises DdpDoctorError."""
         if not self.requested:
             return
         from ddpdoctor import trackers
@@ -95,13 +95,15 @@ class Trackers:
 
 @click.command("export")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=runs)
-@output_file("--timeline", says="Write a Chrome trace; compressed if F ends in .gz.")
-@output_folder("--parquet", says="Write steps.parquet, collectives.parquet and events.parquet.")
-@output_folder("--speedscope", says="Write the stack samples of each rank as a flame graph for speedscope.")
-@output_folder("--csv", says="Write the same tables as CSV.")
+@output_file("--timeline", help_text="Write a Chrome trace; compressed if F ends in .gz.")
+@output_folder("--parquet", help_text="Write steps.parquet, collectives.parquet and events.parquet.")
+@output_folder(
+    "--speedscope", help_text="Write the stack samples of each rank as a flame graph for speedscope."
+)
+@output_folder("--csv", help_text="Write the same tables as CSV.")
 @output_folder(
     "--figures",
-    says="Write the report's charts as interactive figures: figures.html, and each as plotly's JSON.",
+    help_text="Write the report's charts as interactive figures: figures.html, and each as plotly's JSON.",
 )
 @click.option("--steps", metavar="A:B", help="Export only steps A to B-1.")
 @click.option(
@@ -128,7 +130,7 @@ class Trackers:
     is_flag=True,
     help="Remove host names, user names, paths and arguments from figures and trackers.",
 )
-@chosen_job
+@job_option
 def command(
     paths: tuple[str, ...],
     timeline: Path | None,
@@ -155,26 +157,26 @@ def command(
       ddpdoctor export ddpdoctor-runs/20260101T120000Z-train --figures figures
       ddpdoctor export ddpdoctor-runs/20260101T120000Z-train --tensorboard tb --mlflow mlruns --wandb offline
     """
-    wanted = _Wanted(timeline, parquet, csv, speedscope, figures)
+    outputs = _Outputs(timeline, parquet, csv, speedscope, figures)
     trackers = Trackers(**tracking)
     trackers.check()
-    chosen = _range(steps)
-    _check(paths, wanted, trackers, chosen is not None)
+    step_range = _step_range(steps)
+    _check_options(paths, outputs, trackers, step_range is not None)
     import_numpy_single_threaded()
-    if wanted.recordings:
-        _export_recording(paths, wanted, trackers, chosen, job)
+    if outputs.recordings:
+        _export_recording(paths, outputs, trackers, step_range, job)
         return
     diagnosis = diagnosis_at(*paths, job=job)
     if figures is not None:
         from ddpdoctor.report import redact
 
-        for sentence in _figures_written(redact(diagnosis) if trackers.redacted else diagnosis, figures):
+        for sentence in _write_figures(redact(diagnosis) if trackers.redacted else diagnosis, figures):
             say(sentence)
     trackers.write(diagnosis)
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _Outputs:
     """Where to write each kind of output; None if it is not requested."""
 
     timeline: Path | None
@@ -185,79 +187,81 @@ class _Wanted:
 
     @property
     def recordings(self) -> list[Path]:
-        """Outputs of the recording, which need no diagnosis file."""
+        """Outputs that are made from a recording, not from a diagnosis file."""
         listed = (self.timeline, self.parquet, self.csv, self.speedscope)
         return [path for path in listed if path is not None]
 
 
-def _check(paths: Sequence[str], wanted: _Wanted, trackers: Trackers, steps_chosen: bool) -> None:
+def _check_options(paths: Sequence[str], outputs: _Outputs, trackers: Trackers, steps_chosen: bool) -> None:
     """Raise UsageError or DdpDoctorError if options exclude each other or an output cannot be written."""
-    if not (wanted.recordings or trackers.requested) and wanted.figures is None:
+    if not (outputs.recordings or trackers.requested) and outputs.figures is None:
         raise click.UsageError(
             "nothing to write: give --timeline F, --parquet DIR, --csv DIR, --speedscope DIR, --figures DIR, --tensorboard DIR, "
             "--mlflow DIR or --wandb DIR."
         )
-    if trackers.redacted and wanted.recordings:
+    if trackers.redacted and outputs.recordings:
         raise click.UsageError(
             "--redact is for figures and trackers: timelines, tables and flame graphs keep their names."
         )
-    if steps_chosen and not wanted.recordings:
+    if steps_chosen and not outputs.recordings:
         raise click.UsageError("--steps has no effect on figures and trackers, which show the whole run.")
-    # Imported here, so that a wrong command line fails fast.
+    # Imported here, so that an invalid command line fails fast.
     from ddpdoctor.written import TIMELINE
 
-    check_outputs(paths, {"--timeline": (wanted.timeline, TIMELINE)})
-    _check_folders(wanted)
+    check_outputs(paths, {"--timeline": (outputs.timeline, TIMELINE)})
+    _check_folders(outputs)
 
 
 def _export_recording(
     paths: Sequence[str],
-    wanted: _Wanted,
+    outputs: _Outputs,
     trackers: Trackers,
-    chosen: tuple[int, int] | None,
+    step_range: tuple[int, int] | None,
     job: int | None,
 ) -> None:
-    """Write the recording of the steps ``chosen`` (first and last; None: all), and the diagnosis if an output needs it."""
+    """Write the outputs made from a recording, then figures and trackers if requested. ``step_range``: (first, last) step; None: all."""
     from ddpdoctor.analysis import conclude, prepare
     from ddpdoctor.measure.export import recorded_tables
     from ddpdoctor.report.timeline_export import cut_steps
 
-    timeline_on_stdout = to_stdout([wanted.timeline])
+    timeline_on_stdout = to_stdout([outputs.timeline])
     with shown_progress() as progress:
         options = configured(progress, job=job)
         prepared = prepare(list(paths), options)
         # Tables and flame graphs need no diagnosis.
-        needs_diagnosis = wanted.timeline is not None or wanted.figures is not None or trackers.requested
+        needs_diagnosis = outputs.timeline is not None or outputs.figures is not None or trackers.requested
         diagnosis = conclude(prepared, options) if needs_diagnosis else None
         found = recorded_tables(prepared.logs, prepared.windows, prepared.inputs.telemetry)
     recorded = {name: getattr(found, name) for name in (*TABLES, *TIMELINE_TABLES)}
-    if chosen is not None:
-        recorded = cut_steps(recorded, *chosen)
+    if step_range is not None:
+        recorded = cut_steps(recorded, *step_range)
         if recorded["steps"].is_empty():
-            raise UnusableInput(f"{', '.join(paths)}: no step from {chosen[0]} to {chosen[1]} was recorded.")
+            raise UnusableInput(
+                f"{', '.join(paths)}: no step from {step_range[0]} to {step_range[1]} was recorded."
+            )
     notes = [*map(str, prepared.inputs.notes), *found.notes]
     sentences: list[str] = []
     try:
-        # No progress line may mix with a timeline on standard output, which may be the same terminal.
+        # A progress line would mix with a timeline on standard output if both are the same terminal.
         with nullcontext(no_progress) if timeline_on_stdout else shown_progress() as progress:
-            progress_of_outputs = per_item_progress(progress, Stage.REPORT, len(wanted.recordings))
-            sentences.extend(_tables_written(wanted, recorded, progress_of_outputs))
-            if wanted.speedscope is not None:
-                flames = _write_flames(prepared, recorded, wanted.speedscope, next(progress_of_outputs))
+            progress_of_outputs = per_item_progress(progress, Stage.REPORT, len(outputs.recordings))
+            sentences.extend(_write_tables(outputs, recorded, progress_of_outputs))
+            if outputs.speedscope is not None:
+                flames = _write_flames(prepared, recorded, outputs.speedscope, next(progress_of_outputs))
                 if not flames:
                     notes.insert(0, "no flame graph, because no stack samples were recorded.")
                 sentences += _written_lines(flames)
-            if wanted.timeline is not None and diagnosis is not None:
-                sentences += _timeline_written(
-                    wanted.timeline,
+            if outputs.timeline is not None and diagnosis is not None:
+                sentences += _write_timeline(
+                    outputs.timeline,
                     recorded,
                     diagnosis,
                     found.hosts,
                     next(progress_of_outputs),
-                    cut=chosen is not None,
+                    steps_chosen=step_range is not None,
                 )
-            if wanted.figures is not None and diagnosis is not None:
-                sentences += _figures_written(diagnosis, wanted.figures)
+            if outputs.figures is not None and diagnosis is not None:
+                sentences += _write_figures(diagnosis, outputs.figures)
     finally:
         for sentence in sentences:
             say(sentence, err=timeline_on_stdout)
@@ -267,31 +271,31 @@ def _export_recording(
         say(f"Note: {note}", err=True)
 
 
-def _tables_written(
-    wanted: _Wanted, recorded: Mapping[str, Any], progress_of_outputs: Iterator[OnProgress]
+def _write_tables(
+    outputs: _Outputs, recorded: Mapping[str, Any], progress_of_outputs: Iterator[OnProgress]
 ) -> Iterator[str]:
     from ddpdoctor.report.timeline_export import write_tables
 
     tables = {name: recorded[name] for name in TABLES}
-    for suffix, folder in (("parquet", wanted.parquet), ("csv", wanted.csv)):
+    for suffix, folder in (("parquet", outputs.parquet), ("csv", outputs.csv)):
         if folder is not None:
             yield from _written_lines(write_tables(tables, folder, suffix, next(progress_of_outputs)))
 
 
-def _timeline_written(
+def _write_timeline(
     timeline: Path,
     recorded: dict[str, Any],
     diagnosis: Diagnosis,
     hosts: Any,
     on_progress: OnProgress,
     *,
-    cut: bool,
+    steps_chosen: bool,
 ) -> list[str]:
-    """Write the timeline, limited to what a browser can open unless the user chose the steps (``cut``). Returns sentences on it."""
+    """Write the timeline, cut to steps that a browser can open unless ``steps_chosen`` by the user. Returns sentences for the user."""
     from ddpdoctor.report import words
-    from ddpdoctor.report.timeline_export import cut_steps, steps_that_fit, write_timeline
+    from ddpdoctor.report.timeline_export import cut_steps, fitting_steps, write_timeline
 
-    fitting = None if cut else steps_that_fit(recorded)
+    fitting = None if steps_chosen else fitting_steps(recorded)
     if fitting is not None:
         recorded = cut_steps(recorded, *fitting)
     all_ranks = words.all_ranks_label(diagnosis)
@@ -307,7 +311,7 @@ def _written_lines(files: Sequence[Path]) -> list[str]:
     return [f"written: {file}" for file in files]
 
 
-def _figures_written(diagnosis: Diagnosis, folder: Path) -> list[str]:
+def _write_figures(diagnosis: Diagnosis, folder: Path) -> list[str]:
     from ddpdoctor.report import write_figures
 
     return _written_lines(write_figures(diagnosis, folder)) or [
@@ -318,14 +322,14 @@ def _figures_written(diagnosis: Diagnosis, folder: Path) -> list[str]:
 def _write_flames(
     prepared: PreparedJob, recorded: Mapping[str, Any], folder: Path, on_progress: OnProgress
 ) -> list[Path]:
-    """Write a flame graph for each rank with stack samples; returns the files."""
+    """Write a flame graph for each rank with stack samples. Returns the files."""
     from ddpdoctor.measure.flames import flame_graphs
     from ddpdoctor.report.json_output import encoded
     from ddpdoctor.written import WrittenFolder
 
     numbers = set(recorded["steps"]["step"].to_list())
 
-    def drawn() -> Iterator[tuple[str, bytes]]:
+    def flame_files() -> Iterator[tuple[str, bytes]]:
         graphs = flame_graphs(prepared.logs, prepared.inputs.telemetry, numbers)
         for done, (rank, document) in enumerate(graphs):
             on_progress(done / len(prepared.logs))
@@ -334,11 +338,11 @@ def _write_flames(
 
     target = WrittenFolder(folder, "flame graphs")
     target.check(_FLAMES.format(rank=log.rank) for log in prepared.logs)
-    return target.write(drawn())
+    return target.write(flame_files())
 
 
-def _check_folders(outputs: _Wanted) -> None:
-    """Raise DdpDoctorError if a folder has foreign files with the names of the outputs, or if the timeline is one of these names."""
+def _check_folders(outputs: _Outputs) -> None:
+    """Raise DdpDoctorError if an output would replace another program's file, or if the timeline is the path of another output."""
     from ddpdoctor.written import WrittenFolder
 
     for folder, words, names in (
@@ -357,11 +361,11 @@ def _check_folders(outputs: _Wanted) -> None:
             )
 
 
-def _range(text: str | None) -> tuple[int, int] | None:
+def _step_range(text: str | None) -> tuple[int, int] | None:
     """(First, last) step of ``A:B``; None for None. Raises click.BadParameter."""
     if text is None:
         return None
-    numbers = re.fullmatch(r"(\d+):(\d+)", text)
-    if numbers is None or int(numbers[1]) >= int(numbers[2]):
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
         raise click.BadParameter(f"{text!r} is not a range of steps such as 10:15", param_hint="--steps")
-    return int(numbers[1]), int(numbers[2]) - 1
+    return int(match[1]), int(match[2]) - 1

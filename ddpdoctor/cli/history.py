@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from ddpdoctor.report.history import Unread
 
 EXIT_REGRESSION = 1
-_MOST_FILES = 10_000
-_REPORTS = (".json", ".html")
+_MAX_FILES = 10_000
+_REPORT_SUFFIXES = (".json", ".html")
 
 
 @click.command("history")
 @click.argument("paths", nargs=-1, required=True, metavar="DIR...")
-@output_file("--html", says="Write the history as one HTML file.")
-@output_file("--json", "json_file", says="Write the history as JSON.")
+@output_file("--html", help_text="Write the history as one HTML file.")
+@output_file("--json", "json_file", help_text="Write the history as JSON.")
 @click.option(
     "--last",
     type=click.IntRange(min=1),
@@ -67,7 +67,7 @@ def command(
     check_outputs(
         [file for _, file in sources], {"--html": (html, HISTORY_PAGE), "--json": (json_file, HISTORY)}
     )
-    recorded = _recorded(sources, skipped)
+    recorded = _diagnoses(sources, skipped)
     if not recorded:
         reason = (
             f"{', '.join(paths)}: no run and no report could be read. A run directory is made by `ddpdoctor run`, a report of traces by "
@@ -84,48 +84,50 @@ def command(
     say_written([json_file, html])
     if percent is None:
         return
-    slower, undecided = result.regression_percent(), [job for job in result.jobs if job.undecided]
+    slower, undecided_jobs = result.regression_percent(), [job for job in result.jobs if job.why_undecided]
     if slower is not None and slower > percent:
         say(f"ddpdoctor: the newest run is slower by {slower:.1f} %, more than {percent:g} %.", err=True)
         raise click.exceptions.Exit(EXIT_REGRESSION)
-    if undecided:
-        raise UnusableInput(f"{undecided[0].job}: a regression cannot be detected: {undecided[0].undecided}.")
+    if undecided_jobs:
+        raise UnusableInput(
+            f"{undecided_jobs[0].job}: a regression cannot be detected: {undecided_jobs[0].why_undecided}."
+        )
     if slower is None:
         raise UnusableInput("no job has two runs to compare: a regression cannot be detected.")
 
 
 class SkippedSources(NamedTuple):
-    """Files and folders that are not in the history: ``notes`` for the user, ``unread`` for --fail-on-regression."""
+    """Files and folders that are missing in the history: ``notes`` for the user, ``unread`` for --fail-on-regression."""
 
     notes: list[str]
     unread: list[Unread]
 
     def add(self, path: str, why: str, started_ns: int | None, command: Sequence[str] = ()) -> None:
-        """Add ``path``, which may be a run. ``why`` is a sentence; see :class:`ddpdoctor.report.history.Unread`."""
+        """Add ``path``, which may be a run. ``why``: a sentence; see :class:`ddpdoctor.report.history.Unread`."""
         from ddpdoctor.report.history import Unread
 
         self.unread.append(Unread(path, command, started_ns, why.removesuffix(".")))
 
     def skip(self, path: str, why: str) -> None:
-        """Add ``path`` with a note; command and start are read from it."""
+        """Add ``path`` and a note. Command and start time are read from ``path``."""
         self.notes.append(f"skipped: {why}")
         command, started_ns = _command_and_start(path)
         self.add(path, why, started_ns, command)
 
 
-def _recorded(sources: Sequence[tuple[str, str]], skipped: SkippedSources) -> list[tuple[str, Diagnosis]]:
-    """(Path, diagnosis) of each run. If a diagnosis is from a running job or cannot be read, the recording is analysed again."""
+def _diagnoses(sources: Sequence[tuple[str, str]], skipped: SkippedSources) -> list[tuple[str, Diagnosis]]:
+    """(Path, diagnosis) of each run. If a stored diagnosis is of a running job or cannot be read, the recording is analysed again."""
     found: list[tuple[str, Diagnosis]] = []
     with diagnosing() as diagnose:
         for source, file in sources:
             try:
-                found.append((source, _newest_of(diagnose, source, file)))
+                found.append((source, _newest_diagnosis(diagnose, source, file)))
             except DdpDoctorError as error:
                 skipped.skip(source, str(error))
     return found
 
 
-def _newest_of(diagnose: Callable[..., Diagnosis], source: str, file: str) -> Diagnosis:
+def _newest_diagnosis(diagnose: Callable[..., Diagnosis], source: str, file: str) -> Diagnosis:
     from ddpdoctor.diagnose.diagnosis import RUNNING
     from ddpdoctor.report.read import read_diagnosis
 
@@ -139,16 +141,16 @@ def _newest_of(diagnose: Callable[..., Diagnosis], source: str, file: str) -> Di
 
 
 def _command_and_start(source: str) -> tuple[Sequence[str], int | None]:
-    """(Command, start in epoch ns) of a run without a diagnosis; for a report ([], time of its last change)."""
+    """(Command, start in epoch ns) of a run directory; for a report ([], modification time)."""
     from ddpdoctor.analysis import command_and_start
 
     try:
-        return command_and_start(source) if Path(source).is_dir() else ([], _changed_ns(source))
+        return command_and_start(source) if Path(source).is_dir() else ([], _modified_ns(source))
     except OSError:
         return [], None
 
 
-def _changed_ns(path: str) -> int | None:
+def _modified_ns(path: str) -> int | None:
     try:
         return Path(path).stat().st_mtime_ns
     except OSError:
@@ -158,7 +160,7 @@ def _changed_ns(path: str) -> int | None:
 def _without_outputs(
     sources: Iterable[tuple[str, str]], outputs: Sequence[Path | None]
 ) -> list[tuple[str, str]]:
-    """``sources`` without a history that an earlier call wrote to one of ``outputs`` inside the analysed folder."""
+    """``sources`` without histories that an earlier call wrote to ``outputs`` inside the analysed folder."""
     from ddpdoctor.report.read import read_diagnosis
 
     remaining = []
@@ -173,9 +175,9 @@ def _without_outputs(
 
 
 def _sources(paths: Sequence[str], skipped: SkippedSources) -> Iterator[tuple[str, str]]:
-    """(Name, path to read) of each run: its diagnosis if there is one, else the recording; then of reports outside of runs.
+    """(Name, path to read) of each run and of reports outside of runs. For a run, the diagnosis is read if there is one.
 
-    Adds what cannot be read to ``skipped``. A file with the name of a report, or given by the user, counts as a report in any case.
+    Adds unreadable files and folders to ``skipped``. Files with the name of a report, or given by the user, always count as reports.
     """
     from ddpdoctor.report.read import holds_diagnosis, is_foreign_page
     from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE, closed_folders, run_directories
@@ -187,27 +189,27 @@ def _sources(paths: Sequence[str], skipped: SkippedSources) -> Iterator[tuple[st
         skipped.notes.extend(sentence.removesuffix(".") for sentence in closed_folders(errors))
         for error in errors:
             folder = str(error.filename)
-            skipped.add(folder, closed_folders([error])[0], _changed_ns(folder))
+            skipped.add(folder, closed_folders([error])[0], _modified_ns(folder))
         for run in runs:
             report = Path(run) / DIAGNOSIS_FILE
             yield run, str(report) if holds_diagnosis(report) else run
         for file in _reports(path, set(runs), skipped):
             is_report = file.name in (DIAGNOSIS_FILE, REPORT_FILE) and not is_foreign_page(file)
-            is_report = is_report or (file == Path(path) and file.suffix in _REPORTS)
+            is_report = is_report or (file == Path(path) and file.suffix in _REPORT_SUFFIXES)
             if is_report or holds_diagnosis(file):
                 yield str(file), str(file)
             elif (why := _read_error(file)) is not None:
                 skipped.skip(str(file), f"{file} cannot be read: {why}")
 
 
-def _was_run(folder: str, folders: Sequence[str], files: Sequence[str]) -> bool:
-    """Whether ``folder`` with these ``folders`` and ``files``, which is no run directory, is the rest of one without a report."""
+def _is_damaged_run(folder: str, folders: Sequence[str], files: Sequence[str]) -> bool:
+    """Whether ``folder``, which is not a run directory now, is a damaged one without a report. ``folders`` and ``files``: its content."""
     from ddpdoctor.rundir import DIAGNOSIS_FILE, MANIFEST_FILE, REPORT_FILE, read_json
     from ddpdoctor.rundir.stops import launches_of
 
     if {DIAGNOSIS_FILE, REPORT_FILE} & {*files}:
         return False
-    # Other programs write a manifest.json too, so it counts only if it cannot be read.
+    # Other programs also write a manifest.json, so it counts only if it cannot be read.
     broken = MANIFEST_FILE in files and read_json(str(Path(folder) / MANIFEST_FILE), []) is None
     return "ranks" in folders or broken or bool(launches_of(folder, []))
 
@@ -234,19 +236,19 @@ def _reports(path: str, runs: set[str], skipped: SkippedSources) -> Iterator[Pat
         if parent in runs:
             folders.clear()
             continue
-        if _was_run(parent, folders, files):
+        if _is_damaged_run(parent, folders, files):
             skipped.skip(
                 parent,
                 f"{parent} is a run, but neither its manifest nor a rank's document or step log can be read",
             )
         for name in sorted(files):
             files_seen += 1
-            if files_seen > _MOST_FILES:
+            if files_seen > _MAX_FILES:
                 reason = (
-                    f"{path} contains more than {_MOST_FILES:,} files: reports among the others are skipped."
+                    f"{path} contains more than {_MAX_FILES:,} files: reports among the others are skipped."
                 )
                 skipped.notes.append(reason)
                 skipped.add(path, reason, None)
                 return
-            if name.endswith(_REPORTS):
+            if name.endswith(_REPORT_SUFFIXES):
                 yield Path(parent) / name

@@ -1,4 +1,4 @@
-"""The command group, and the conversion of exceptions to a line on stderr and an exit code."""
+"""The command group, and the conversion of exceptions to a message on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ MODULES = {"try": "trials"}
 EXIT_UNUSABLE = 2
 TRACEBACK = "DDPDOCTOR_TRACEBACK"
 """Environment variable that makes unexpected errors print a traceback."""
-_MOST_MESSAGE_LENGTH = 200
+_MAX_MESSAGE_LENGTH = 200
 _COLLECTED_OBJECTS = 100_000
-"""New objects after which garbage is collected. With Python's 700, a tenth of the CPU time of a small analysis is spent on it."""
+"""Threshold of the garbage collector. With Python's default of 700, it takes a tenth of the CPU time of a small analysis."""
 _EXIT_INTERRUPTED = 130
 
 
 class Group(click.Group):
-    """click.Group with suggestions, which click has only in newer versions, and not for lazily imported commands."""
+    """click.Group that suggests similar commands. Older versions of click do not, and newer ones only for loaded commands."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that ``args`` begin with. Raises click.UsageError, with a suggestion, if there is none."""
+        """The command named by the first of ``args``. Raises click.UsageError, with a suggestion, if it does not exist."""
         name = args[0]
         if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
             ctx.fail(f"No such command {name!r}.{did_you_mean(name, self.list_commands(ctx))}")
@@ -63,7 +63,7 @@ class LazyGroup(Group):
     """Imports a command's module only when it is used, so that ``run`` starts the job without loading the analysis."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The verbs, in the order of their use."""
+        """The verbs, in the order of the help text."""
         return list(VERBS)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -102,10 +102,10 @@ def main() -> NoReturn:
     except click.ClickException as error:
         text = io.StringIO()
         error.show(text)
-        _put(plain_lines(text.getvalue()))
+        _print_error(plain_lines(text.getvalue()))
         code = error.exit_code
     except DdpDoctorError as error:
-        _say(f"ddpdoctor: {error}")
+        _print_sentence(f"ddpdoctor: {error}")
         code = EXIT_UNUSABLE
     except (KeyboardInterrupt, click.Abort):
         code = _EXIT_INTERRUPTED
@@ -114,35 +114,37 @@ def main() -> NoReturn:
     except OSError as error:
         reason = (error.strerror or str(error) or type(error).__name__).lower()
         named = isinstance(error.filename, (str, bytes))
-        _say(f"ddpdoctor: {os.fsdecode(error.filename)}: {reason}." if named else f"ddpdoctor: {reason}.")
+        _print_sentence(
+            f"ddpdoctor: {os.fsdecode(error.filename)}: {reason}." if named else f"ddpdoctor: {reason}."
+        )
         code = EXIT_UNUSABLE
     except Exception as error:
-        _say(f"ddpdoctor: {_defect_text(error)}")
+        _print_sentence(f"ddpdoctor: {_defect_text(error)}")
         code = EXIT_UNUSABLE
     sys.exit(flush_stdout(code if isinstance(code, int) else 0))
 
 
 def _defect_text(error: Exception) -> str:
-    """The message for an unexpected error. Its exit code is not 1, which stands for a finding."""
+    """The message for an unexpected error, which is a bug in ddpdoctor."""
     if os.environ.get(TRACEBACK):
         import traceback
 
-        _put(plain_lines("".join(traceback.format_exception(error))))
+        _print_error(plain_lines("".join(traceback.format_exception(error))))
     if isinstance(error, MemoryError):
         return "not enough memory; nothing was written."
-    words = " ".join(str(error).split())[:_MOST_MESSAGE_LENGTH]
-    what = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    words = " ".join(str(error).split())[:_MAX_MESSAGE_LENGTH]
+    summary = f"{type(error).__name__}: {words}" if words else type(error).__name__
     return (
-        f"stopped by a bug in ddpdoctor ({what}). Please report it with the output of the same command under "
+        f"stopped by a bug in ddpdoctor ({summary}). Please report it with the output of the same command under "
         f"{TRACEBACK}=1."
     )
 
 
-def _say(sentence: str) -> None:
-    _put(plain(sentence) + "\n")
+def _print_sentence(sentence: str) -> None:
+    _print_error(plain(sentence) + "\n")
 
 
-def _put(text: str) -> None:
+def _print_error(text: str) -> None:
     try:
         click.echo(text, err=True, nl=False)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Options that several commands have, and checks of their output files: none may overwrite an input, no two may be the same file."""
+"""Options of several commands, and checks that outputs do not overwrite inputs or each other."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def output_file(*names: str, says: str) -> Callable[[_Command], _Command]:
-    """An option that names a file to write; ``says`` is its help."""
-    return click.option(*names, type=click.Path(path_type=Path), metavar="F", help=says)
+def output_file(*names: str, help_text: str) -> Callable[[_Command], _Command]:
+    """An option for an output file."""
+    return click.option(*names, type=click.Path(path_type=Path), metavar="F", help=help_text)
 
 
-def output_folder(*names: str, says: str) -> Callable[[_Command], _Command]:
-    """An option that names a folder to write into; ``says`` is its help."""
-    return click.option(*names, type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=says)
+def output_folder(*names: str, help_text: str) -> Callable[[_Command], _Command]:
+    """An option for an output folder."""
+    return click.option(
+        *names, type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=help_text
+    )
 
 
-chosen_job = click.option(
+job_option = click.option(
     "--job",
     type=click.IntRange(min=1),
     metavar="N",
@@ -38,7 +40,7 @@ chosen_job = click.option(
 )
 
 
-number_of_processes = click.option(
+processes_option = click.option(
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
@@ -47,10 +49,10 @@ number_of_processes = click.option(
 
 
 def check_outputs(inputs: Sequence[str], outputs: Mapping[str, tuple[Path | None, Form]]) -> None:
-    """Check ``outputs``: by option, the path (None if not given) and the kind of file.
+    """Check ``outputs``: (path or None, kind of file) by option.
 
-    Raises DdpDoctorError if an output is an input, is in a recording, cannot be written, exists and is not ddpdoctor's own, or if two
-    outputs are the same file. Special files such as /dev/null can be given several times.
+    Raises DdpDoctorError if an output is an input, is in a recording, cannot be written, is an existing file that ddpdoctor did not
+    write, or is the same file as another output. Special files such as /dev/null can be given several times.
     """
     from ddpdoctor.written import check_file, is_stdout
 
@@ -61,7 +63,7 @@ def check_outputs(inputs: Sequence[str], outputs: Mapping[str, tuple[Path | None
         same: object = "-"
         if not is_stdout(path):
             special = os.path.exists(path) and not os.path.isfile(path)  # noqa: PTH110, PTH113
-            if not special and any(_reads(source, path) for source in inputs):
+            if not special and any(_is_read_from(source, path) for source in inputs):
                 raise DdpDoctorError(f"{option} {path} would overwrite an input: name another file.")
             check_file(path, form)
             if special:
@@ -74,14 +76,14 @@ def check_outputs(inputs: Sequence[str], outputs: Mapping[str, tuple[Path | None
 
 
 def to_stdout(outputs: Iterable[Path | None]) -> bool:
-    """Whether one of ``outputs`` is standard output; then nothing else may be printed there."""
+    """Whether one of ``outputs`` is standard output, so that nothing else may be printed there."""
     from ddpdoctor.written import is_stdout
 
     return any(path is not None and is_stdout(path) for path in outputs)
 
 
 def say_written(outputs: Iterable[Path | None], *, err: bool = False) -> None:
-    """Print the names of the written files, on stderr if standard output is one of ``outputs``, or with ``err``."""
+    """Print the paths of the written files, on stderr if ``err`` or if one of ``outputs`` is standard output."""
     from ddpdoctor.written import is_stdout
 
     files = [path for path in outputs if path is not None]
@@ -91,14 +93,14 @@ def say_written(outputs: Iterable[Path | None], *, err: bool = False) -> None:
 
 
 def temporary_report() -> Path:
-    """A path for a report that is only looked at, in a new folder that only this user can read."""
+    """A path for a temporary report, in a new folder that only this user can read."""
     import tempfile
 
     return Path(tempfile.mkdtemp(prefix="ddpdoctor-")) / "report.html"
 
 
 def open_in_browser(page: Path) -> None:
-    """Open ``page`` in the user's browser, or print that there is none."""
+    """Open ``page`` in the user's browser, or print that none was found."""
     import webbrowser
 
     has_screen = sys.platform != "linux" or any(
@@ -108,8 +110,8 @@ def open_in_browser(page: Path) -> None:
         say(f"no browser was found here; the report is {page}.", err=True)
 
 
-def _reads(source: str, path: Path) -> bool:
-    """Whether the file ``path`` is read as part of the input ``source`` (a file, folder or pattern)."""
+def _is_read_from(source: str, path: Path) -> bool:
+    """Whether ``path`` is read as part of the input ``source`` (a file, folder or pattern)."""
     from ddpdoctor.report.read import holds_diagnosis
     from ddpdoctor.rundir import run_directories
     from ddpdoctor.trace import find_traces
@@ -129,7 +131,7 @@ def _reads(source: str, path: Path) -> bool:
     try:
         return any(path.samefile(file_of(file)) for file in find_traces([source]).files)
     except DdpDoctorError:
-        return False  # the command reports that nothing matches the pattern
+        return False  # the command itself reports that nothing matches the pattern
 
 
 def _identity(path: Path) -> object:
@@ -141,10 +143,10 @@ def _identity(path: Path) -> object:
 
 
 class FiniteRange(click.FloatRange):
-    """A finite number within bounds. click.FloatRange accepts nan, because it is neither below nor above a bound."""
+    """A click.FloatRange that accepts only finite numbers. click.FloatRange accepts NaN, which is neither below nor above a bound."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number. Raises click.BadParameter if it is not finite or out of bounds."""
+        """``value`` as a number. Raises click.BadParameter if it is not finite or out of bounds."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)

@@ -1,4 +1,4 @@
-"""Requests to the ranks that run on this host, and their answers; of ``capture``, until the traces of its window are saved."""
+"""Sends requests to the ranks that run on this host and reads their answers. ``capture`` waits until its traces are saved."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def running_ranks(run: Path) -> list[Present]:
 
 
 def is_stopped(rank: Present) -> bool:
-    """Whether a signal has suspended the rank's process; False if that is unknown here."""
+    """Whether a signal has suspended the rank's process; False if unknown."""
     pid = writer_of(rank.spool).pid
     return bool(pid) and state_of(pid) == "T"
 
@@ -78,9 +78,9 @@ def is_stopped(rank: Present) -> bool:
 def answers(
     ranks: Sequence[Present], name: str, request: int, timeout_s: float, since_ns: int | None = None
 ) -> Mapping[int, Mapping[str, Any]]:
-    """Answers by rank, once all ranks have answered or after ``timeout_s``.
+    """Wait until all ranks have answered or ``timeout_s`` has passed; returns the answers by rank.
 
-    An answer is the document ``name`` with this ``request``, or with another one and a time at or after ``since_ns``.
+    An answer is the document ``name`` with the id ``request``, or with another id and a time at or after ``since_ns``.
     """
     found: dict[int, Mapping[str, Any]] = {}
     deadline_s = time.monotonic() + timeout_s
@@ -97,14 +97,18 @@ def answers(
 
 
 LEAD_S = 6.0
-"""Seconds between the request and the first step: ranks poll for requests once a second, less often under CPU contention, and a
-request that a rank refuses must be withdrawn before the window opens."""
+"""Minimum seconds between the request and the first step. Ranks poll for requests once a second, less often under CPU contention,
+and if a rank refuses, the request must be withdrawn before the window opens."""
 _ANSWER_S = 4.0
 _POLL_S = 0.5
-_LEAST_S, _TIMES_LONGEST, _TIMES_IN_LONG_PHASE = 60.0, Tuning.longest_gap_factor, Tuning.long_phase_factor
-"""Limits of the time without a finished step, see :func:`why_no_window`."""
-_SAVED, _OVER = "saved", ("saved", "skipped", "failed")
-"""States of a window in rank.json."""
+_MIN_SILENCE_S, _TIMES_LONGEST, _TIMES_IN_LONG_PHASE = (
+    60.0,
+    Tuning.longest_gap_factor,
+    Tuning.long_phase_factor,
+)
+"""Limit of the time without a finished step, see :func:`why_no_window`."""
+_SAVED_STATE, _FINAL_STATES = "saved", ("saved", "skipped", "failed")
+"""States of a window in rank.json: success, and all final states."""
 
 
 def capture(run: Path, steps: int, first: int | None) -> None:
@@ -129,35 +133,35 @@ def capture(run: Path, steps: int, first: int | None) -> None:
             f"STEP, such as {first_possible * 2}; the ranks reach step {first_possible} in {LEAD_S:.0f} s."
         )
     begin = first or first_possible
-    order = CaptureRequest(new_request(), _number(run, live, hosts_here, begin), begin, steps)
-    _order_all(live, ranks, order)
-    until = f" to {order.first + steps - 1}" if steps > 1 else ""
-    say(f"window {order.number}: steps {order.first}{until} on {len(ranks)} ranks of this host")
+    request = CaptureRequest(new_request(), _window_number(run, live, hosts_here, begin), begin, steps)
+    _send_request(live, ranks, request)
+    until = f" to {request.first + steps - 1}" if steps > 1 else ""
+    say(f"window {request.number}: steps {request.first}{until} on {len(ranks)} ranks of this host")
     try:
-        _wait(run, live, ranks, order)
+        _wait_until_saved(run, live, ranks, request)
     except KeyboardInterrupt:
         say(
-            f"The ranks still record the window; then `ddpdoctor analyze {run} --window {order.number}` diagnoses it.",
+            f"The ranks still record the window; then `ddpdoctor analyze {run} --window {request.number}` diagnoses it.",
             err=True,
         )
         raise
     finally:
         for rank in ranks:
-            delete_requests(rank.spool, order.request, CAPTURE_ANSWER)
+            delete_requests(rank.spool, request.request, CAPTURE_ANSWER)
 
 
 def why_no_window(live: LiveRun, ranks: Sequence[Present], silent_s: float) -> str | None:
-    """Why a window cannot open or close, as the end of a sentence with advice; None while it can. Windows open and close at the ends
-    of steps, and no step has ended for ``silent_s`` seconds.
+    """Why a window cannot open or close, as the end of a sentence with advice; None if it can. ``silent_s``: seconds since the last
+    step ended. Windows open and close only at the end of a step.
 
-    The reason is that the job's monitor reports a hang, or that a limit has passed: ten times the longest of the newest 200 steps, five
-    times as long while a rank evaluates, saves, loads, compiles or is in a debugger (both factors as in the monitor), at least a
-    minute. A job that makes steps has no limit, however slow or far from the window it is.
+    A window is impossible if the job's monitor reports a hang, or if ``silent_s`` exceeds a limit: ten times the longest of the newest
+    200 steps, at least a minute, and five times that while a rank evaluates, saves, loads, compiles or is in a debugger (the same
+    factors as in the monitor). There is no time limit while the job makes steps.
     """
     roots = {os.path.dirname(rank.spool) for rank in ranks}  # noqa: PTH120
     stalls = [fitting(host_document(root, STALL_FILE), STALL, "", []) for root in roots]
     hangs = [stall for stall in stalls if stall.get("state") == Standstill.LASTS]
-    if not hangs and (silent_s < _LEAST_S or silent_s < _longest_wait_s(live, ranks)):
+    if not hangs and (silent_s < _MIN_SILENCE_S or silent_s < _longest_wait_s(live, ranks)):
         return None
     silent_s = max([silent_s, *(float(stall.get("silent_s") or 0.0) for stall in hangs)])
     step = max((each.steps_total for each in live.ranks.values()), default=0)
@@ -180,7 +184,7 @@ def _longest_wait_s(live: LiveRun, ranks: Sequence[Present]) -> float:
         if live.is_current_position(rank, document)
     }
     in_long_phase = bool(phases & {*LONG_PHASES, Phase.DEBUGGER})
-    return max(_LEAST_S, _TIMES_LONGEST * longest_s) * (_TIMES_IN_LONG_PHASE if in_long_phase else 1.0)
+    return max(_MIN_SILENCE_S, _TIMES_LONGEST * longest_s) * (_TIMES_IN_LONG_PHASE if in_long_phase else 1.0)
 
 
 def _first_step(ranks: Sequence[LiveRank]) -> int:
@@ -188,13 +192,13 @@ def _first_step(ranks: Sequence[LiveRank]) -> int:
     times = [ms for each in ranks if (ms := step_ms(each, RECENT_STEPS))]
     if not times:
         raise UnusableInput("no rank has finished a step yet: there is nothing to capture.")
-    newest = max(each.steps_total for each in ranks)
-    # The recorded steps are up to a second old.
-    return newest + 2 + math.ceil((LEAD_S + 1.0) / (statistics.median(times) / 1e3))
+    newest_step = max(each.steps_total for each in ranks)
+    # The known steps are up to a second old.
+    return newest_step + 2 + math.ceil((LEAD_S + 1.0) / (statistics.median(times) / 1e3))
 
 
-def _number(run: Path, live: LiveRun, hosts_here: Collection[str | None], first: int) -> int:
-    """Number of the window that begins at step ``first``: that of a window with the same first step on other hosts, else a new one."""
+def _window_number(run: Path, live: LiveRun, hosts_here: Collection[str | None], first: int) -> int:
+    """Number of the window that begins at step ``first``: the number of a window of other hosts with that step, else a new one."""
     used = {
         each.rank: {
             capture.get("number", 0): (capture.get("steps") or [None])[0]
@@ -220,17 +224,17 @@ def _captures(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _order_all(live: LiveRun, ranks: Sequence[Present], order: CaptureRequest) -> None:
+def _send_request(live: LiveRun, ranks: Sequence[Present], request: CaptureRequest) -> None:
     """Send the request to the ranks; if a rank refuses or does not answer, withdraw it. Raises UnusableInput."""
     for rank in ranks:
-        request_capture(rank.spool, order)
-    found = answers(ranks, CAPTURE_ANSWER, order.request, _ANSWER_S)
-    silent = [rank.rank for rank in ranks if rank.rank not in found]
+        request_capture(rank.spool, request)
+    found = answers(ranks, CAPTURE_ANSWER, request.request, _ANSWER_S)
+    unanswered = [rank.rank for rank in ranks if rank.rank not in found]
     refused = {rank: str(answer["why"]) for rank, answer in found.items() if answer.get("why")}
-    if not silent and not refused:
+    if not unanswered and not refused:
         return
     for rank in ranks:
-        delete_requests(rank.spool, order.request, CAPTURE_ORDER, CAPTURE_ANSWER)
+        delete_requests(rank.spool, request.request, CAPTURE_ORDER, CAPTURE_ANSWER)
     if stopped := [rank.rank for rank in ranks if is_stopped(rank)]:
         raise UnusableInput(f"no window, because rank {stopped[0]} is {STOPPED}.")
     if refused and (stalled_s := live.long_silence_s()) is not None:
@@ -241,12 +245,12 @@ def _order_all(live: LiveRun, ranks: Sequence[Present], order: CaptureRequest) -
         rank_number, why = next(iter(refused.items()))
         raise UnusableInput(f"no window, because rank {rank_number} cannot open one: {why}.")
     raise UnusableInput(
-        f"no window, because rank {silent[0]} does not answer: a thread may hold Python's lock (the GIL), or the job "
+        f"no window, because rank {unanswered[0]} does not answer: a thread may hold Python's lock (the GIL), or the job "
         "was started with --hang-after 0, which disables the thread that answers."
     )
 
 
-def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureRequest) -> None:
+def _wait_until_saved(run: Path, live: LiveRun, ranks: Sequence[Present], request: CaptureRequest) -> None:
     """Wait until the window is over on all ranks or cannot open. Raises UnusableInput if no rank saved a trace."""
     folders = {rank.rank: live.ranks[rank.rank].log.path.parent for rank in ranks if rank.rank in live.ranks}
     silent_since_s, progress = time.monotonic() - (live.silent_s() or 0.0), ""
@@ -255,10 +259,10 @@ def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureRequ
         live.update()
         recover(str(run))
         states = {
-            rank: next((c for c in _captures(folder) if c.get("number") == order.number), {})
+            rank: next((c for c in _captures(folder) if c.get("number") == request.number), {})
             for rank, folder in folders.items()
         }
-        if _is_over(live, ranks, states.values()):
+        if _is_final(live, ranks, states.values()):
             break
         before, progress = progress, f"{states} {[each.steps_total for each in live.ranks.values()]}"
         if before and progress != before:
@@ -268,24 +272,24 @@ def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureRequ
             break
         time.sleep(_POLL_S)
     for rank in ranks:
-        delete_requests(rank.spool, order.request, CAPTURE_ORDER)
+        delete_requests(rank.spool, request.request, CAPTURE_ORDER)
     if why is not None:
         raise UnusableInput(f"the window is cancelled, because {why}")
     live.update()  # ranks may have ended since
     ended = f"the job {'was killed' if live.gone else 'ended'} before it was saved"
     for number, state in states.items():
-        if state.get("state") != _SAVED:
+        if state.get("state") != _SAVED_STATE:
             say(f"Note: rank {number} has no trace of the window: {state.get('why') or ended}.", err=True)
-    saved = sum(state.get("state") == _SAVED for state in states.values())
+    saved = sum(state.get("state") == _SAVED_STATE for state in states.values())
     if not saved:
         raise UnusableInput("no rank saved a trace.")
-    say(f"{saved} traces saved; `ddpdoctor analyze {run} --window {order.number}` diagnoses them")
+    say(f"{saved} traces saved; `ddpdoctor analyze {run} --window {request.number}` diagnoses them")
 
 
-def _is_over(live: LiveRun, ranks: Sequence[Present], states: Collection[Mapping[str, Any]]) -> bool:
-    """Whether the ``states`` of the window are final. Traces that ranks have handed over are still saved after the ranks end."""
-    now = [state.get("state") for state in states]
-    if live.over or all(state in _OVER for state in now):
+def _is_final(live: LiveRun, ranks: Sequence[Present], states: Collection[Mapping[str, Any]]) -> bool:
+    """Whether the ``states`` of the window are final. Traces that are being saved are still saved after their ranks end."""
+    states_now = [state.get("state") for state in states]
+    if live.over or all(state in _FINAL_STATES for state in states_now):
         return True
-    left = {rank.spool for rank in living_ranks(str(live.path))}
-    return "saving" not in now and left.isdisjoint(rank.spool for rank in ranks)
+    alive = {rank.spool for rank in living_ranks(str(live.path))}
+    return "saving" not in states_now and alive.isdisjoint(rank.spool for rank in ranks)

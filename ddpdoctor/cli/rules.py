@@ -1,4 +1,4 @@
-"""``ddpdoctor rules``: list, show, test and create rules, and list the facts that they read."""
+"""``ddpdoctor rules``: list, show, test and create rules, and list the facts that rules can read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from ddpdoctor.cli.completion import rule_ids
 from ddpdoctor.cli.main import Group
-from ddpdoctor.cli.session import own_config, say
+from ddpdoctor.cli.session import load_configuration, say
 from ddpdoctor.errors import RuleError
 from ddpdoctor.nearest import did_you_mean
 from ddpdoctor.plain import plain
@@ -105,11 +105,11 @@ def test_command(path: Path | None) -> None:
     for rule in (pack.rules if path is None else _rules_at(path)).values():
         if not rule.tests:
             failed += 1
-            _line(console, f"{rule.id}: no test")
+            _print_unwrapped(console, f"{rule.id}: no test")
         for result in run_tests(rule, pack.common):
             passed, failed = passed + (not result.failures), failed + bool(result.failures)
             for failure in result.failures:
-                _line(console, f"{result.rule}: {result.name}: {failure}")
+                _print_unwrapped(console, f"{result.rule}: {result.name}: {failure}")
     console.print(f"{passed} passed, {failed} failed")
     if failed:
         raise click.exceptions.Exit(1)
@@ -118,7 +118,7 @@ def test_command(path: Path | None) -> None:
 def _rules(folders: tuple[Path, ...]) -> RuleSet:
     from ddpdoctor.diagnose.load import load_rules
 
-    configured = [Path(folder) for folder in own_config().rules]
+    configured = [Path(folder) for folder in load_configuration().rules]
     return load_rules([*configured, *folders])
 
 
@@ -141,12 +141,12 @@ def _show(rule: Rule, common: Common, console: Console) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    least_share = (rule.thresholds.get("least_share") or common.thresholds["least_share"]).value
+    min_share = (rule.thresholds.get("least_share") or common.thresholds["least_share"]).value
     when = " ".join(rule.when.split())
     rows = [
         (
             "fires when",
-            when if when != "true" else f"the cost is at least {least_share * 100:g} % of the step",
+            when if when != "true" else f"the cost is at least {min_share * 100:g} % of the step",
         ),
         (
             "costs",
@@ -169,13 +169,13 @@ def _show(rule: Rule, common: Common, console: Console) -> None:
 
 
 def _cell(text: str) -> Text:
-    """``text`` for rich without markup, because CEL has brackets, and without control characters."""
+    """``text`` without control characters, as a rich Text so that brackets in CEL are not interpreted as markup."""
     from rich.text import Text
 
     return Text(plain(text))
 
 
-def _line(console: Console, text: str) -> None:
+def _print_unwrapped(console: Console, text: str) -> None:
     console.print(_cell(text), soft_wrap=True)
 
 
@@ -203,7 +203,7 @@ def facts_command(name: str | None) -> None:
     known = facts_view.all_facts()
     costs = tuple(f"{fact.path}." for fact in known if fact.kind == "Cost")
     if name is None:
-        # All costs have the same fields, which are omitted here.
+        # The fields of costs are omitted, because they are the same for all costs.
         found = [fact for fact in known if not fact.path.startswith(costs)]
     else:
         found = [fact for fact in known if fact.path == name or fact.path.startswith(f"{name}.")]

@@ -1,4 +1,4 @@
-"""Shared by ``run`` and ``demo``: run the job, print its diagnosis, and exit as the job did."""
+"""Runs a job, prints its diagnosis, and exits like the job. Used by ``run`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ddpdoctor.cli.child import ChildFailedError, bound_memory, run_in_child, take_interrupts_as_exceptions
+from ddpdoctor.cli.child import ChildFailedError, limit_memory, run_in_child, take_interrupts_as_exceptions
 from ddpdoctor.cli.session import import_numpy_single_threaded, say
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import Outcome, RunOptions, run_job
@@ -19,7 +19,7 @@ from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
 
-_MIN_LIMIT_S, _LIMIT_SHARE = 600.0, 0.1
+_MIN_TIME_LIMIT_S, _TIME_LIMIT_SHARE = 600.0, 0.1
 """Time limit of the analysis: 10 % of the job's duration, at least 10 minutes."""
 
 
@@ -46,7 +46,7 @@ def run_and_present(
     began_s = time.monotonic()
     diagnose = partial(_diagnose_hanging, report_options) if report_options.analysis else None
     outcome = run_job(command, options, environment, warn=_say, diagnose=diagnose)
-    limit_s = max(_MIN_LIMIT_S, (time.monotonic() - began_s) * _LIMIT_SHARE)
+    limit_s = max(_MIN_TIME_LIMIT_S, (time.monotonic() - began_s) * _TIME_LIMIT_SHARE)
     try:
         take_interrupts_as_exceptions()
         _present(outcome, report_options, limit_s)
@@ -58,7 +58,7 @@ def run_and_present(
             "larger machine, has no limits of time and memory."
         )
     except Exception as error:
-        _say(f"the run could not be analysed; the recording is in {outcome.run}: {_words(error)}")
+        _say(f"the run could not be analysed; the recording is in {outcome.run}: {_error_text(error)}")
     outcome.status.exit_this_process()
 
 
@@ -72,14 +72,14 @@ def _present(outcome: Outcome, report_options: ReportOptions, limit_s: float) ->
     elif outcome.interrupted:
         _say(*outcome.notes, f"recorded in {run}, not analysed because ddpdoctor was interrupted.")
     else:
-        # In a child, so that no failure can change the job's exit code and its manifest.
+        # In a child process, so that failures cannot change the job's exit code and manifest.
         run_in_child(lambda: _diagnose(run, report_options), limit_s)
 
 
 def _diagnose(run: Path, report_options: ReportOptions) -> None:
-    """Analyse ``run``, print its diagnosis unless quiet, write the diagnosis and the report into the run directory.
+    """Analyse ``run``, print its diagnosis unless ``quiet``, and write diagnosis and report into the run directory.
 
-    Imports are local, so that they do not delay the job. Raises MemoryError only; other exceptions are printed.
+    Imports are local, so that they do not delay the job. Raises only MemoryError; other exceptions are printed.
     """
     try:
         diagnosis = _diagnosis_of(run, report_options)
@@ -89,19 +89,19 @@ def _diagnose(run: Path, report_options: ReportOptions) -> None:
 
         if not report_options.quiet:
             print_terminal(diagnosis, Console(stderr=True))
-        _say(*_written(diagnosis, run, report_options))
+        _say(*_write_outputs(diagnosis, run, report_options))
         if (run / REPORT_FILE).exists():
             _say(f"report: {run / REPORT_FILE}")
     except MemoryError:
         raise
     except Exception as error:
-        _say(f"the run could not be analysed; the recording is in {run}: {_words(error)}")
+        _say(f"the run could not be analysed; the recording is in {run}: {_error_text(error)}")
 
 
 def _diagnose_hanging(report_options: ReportOptions, run: Path) -> str:
-    """Analyse ``run`` while its job hangs, and write the report. Returns a sentence for the user."""
+    """Analyse ``run`` while its job hangs, and write diagnosis and report. Returns a sentence for the user."""
     try:
-        failed = _written(_diagnosis_of(run, report_options), run, report_options)
+        failed = _write_outputs(_diagnosis_of(run, report_options), run, report_options)
         return failed[0] if failed else f"report: {run / REPORT_FILE}"
     except BaseException as error:
         return f"the recording in {run} could not be analysed yet: {type(error).__name__}: {error}"
@@ -112,13 +112,13 @@ def _diagnosis_of(run: Path, report_options: ReportOptions) -> Diagnosis:
     from ddpdoctor.analysis import analyze
     from ddpdoctor.cli.session import configured, shown_progress
 
-    bound_memory()
+    limit_memory()
     with shown_progress() as progress:
         return analyze([str(run)], configured(progress, source_text=report_options.source_text))
 
 
-def _written(diagnosis: Diagnosis, run: Path, report_options: ReportOptions) -> list[str]:
-    """Write the diagnosis and its report into the run directory. Returns a sentence for each that could not be written."""
+def _write_outputs(diagnosis: Diagnosis, run: Path, report_options: ReportOptions) -> list[str]:
+    """Write diagnosis and report into the run directory. Returns a sentence for each file that could not be written."""
     from ddpdoctor.report import write_html, write_json
 
     failed = []
@@ -127,12 +127,12 @@ def _written(diagnosis: Diagnosis, run: Path, report_options: ReportOptions) -> 
         try:
             write(diagnosis, path)
         except Exception as error:
-            failed.append(f"{path} could not be written: {_words(error)}")
+            failed.append(f"{path} could not be written: {_error_text(error)}")
     return failed
 
 
-def _words(error: Exception) -> str:
-    """The error's text, with the exception's name unless it is one of ddpdoctor's own errors."""
+def _error_text(error: Exception) -> str:
+    """The error's text, preceded by the exception's name unless it is one of ddpdoctor's own errors."""
     return str(error) if isinstance(error, DdpDoctorError) else f"{type(error).__name__}: {error}"
 
 

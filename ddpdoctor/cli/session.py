@@ -1,4 +1,4 @@
-"""What the commands share: lines for the user, progress, the configuration, the diagnosis at paths."""
+"""Functions shared by the commands: output lines, progress, configuration, and diagnoses of paths."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def say(sentence: str, *, err: bool = False) -> None:
-    """Print ``sentence`` as one line on stdout or stderr, without control characters. Raises OSError if the stream is closed."""
+    """Print ``sentence`` as one line without control characters on stdout or, if ``err``, on stderr. Raises OSError."""
     click.echo(plain(sentence), err=err)
 
 
 @contextmanager
 def shown_progress() -> Iterator[Progress]:
-    """A line on stderr with the stage of the analysis, its progress and the elapsed time; nothing if stderr is not a terminal."""
+    """Context that shows stage, progress and elapsed time of an analysis on stderr, if it is a terminal."""
     if not sys.stderr.isatty():
         yield no_progress
         return
@@ -40,24 +40,24 @@ def shown_progress() -> Iterator[Progress]:
         rich_progress.TextColumn("{task.description}"),
         rich_progress.TimeElapsedColumn(),
     )
-    # Standard output may be the file of a report.
+    # Standard output may be a report.
     with rich_progress.Progress(
         *columns, console=Console(stderr=True), transient=True, redirect_stdout=False
     ) as line:
-        # Shown until the analysis is loaded.
+        # Shown until the modules of the analysis are imported.
         task = line.add_task("starting", total=None)
         current: list[Stage] = []
 
         def show(stage: Stage, part: float | None) -> None:
             begins = current != [stage]
             current[:] = [stage]
-            line.update(task, description=_words(stage, part), refresh=begins)
+            line.update(task, description=_progress_text(stage, part), refresh=begins)
 
         yield show
 
 
 def per_item_progress(progress: Progress, stage: Stage, count: int) -> Iterator[Callable[[float], None]]:
-    """For each of ``count`` items of a stage, in order, a function that takes the share of the item that is done, 0 to 1."""
+    """Yields, for each of ``count`` items of a stage, a function to report the completed share of the item, 0 to 1."""
     for index in range(count):
 
         def on_progress(part: float, index: int = index) -> None:
@@ -67,19 +67,19 @@ def per_item_progress(progress: Progress, stage: Stage, count: int) -> Iterator[
         yield on_progress
 
 
-def _words(stage: Stage, part: float | None) -> str:
-    """``2/7 reading traces, 40 %``."""
+def _progress_text(stage: Stage, part: float | None) -> str:
+    """The progress as text: ``2/7 reading traces, 40 %``."""
     stages = list(Stage)
     done = "" if part is None else f", {part:.0%}".replace("%", " %")
     return f"{stages.index(stage) + 1}/{len(stages)} {stage}{done}"
 
 
 def import_numpy_single_threaded() -> None:
-    """Import NumPy with one thread for linear algebra, before another module imports it.
+    """Import NumPy with a single thread for linear algebra. Call this before another module imports NumPy.
 
-    OpenBLAS starts a thread per processor when it is loaded, and each spins before it sleeps: with two processors 0.1 CPU seconds, as
-    long as NumPy's import itself, for threads that the analysis never uses. Only the command line does this, not a script that
-    imports ddpdoctor. The variable is removed again, because a job would inherit it.
+    OpenBLAS starts a thread per processor when it is loaded, and each thread spins before it sleeps. With two processors this takes
+    0.1 CPU seconds, as long as the import itself, and the analysis never uses the threads. Only the command line does this, not
+    scripts that import ddpdoctor. The environment variable is removed again, because a job would inherit it.
     """
     if "OPENBLAS_NUM_THREADS" in os.environ:
         return
@@ -90,8 +90,8 @@ def import_numpy_single_threaded() -> None:
         del os.environ["OPENBLAS_NUM_THREADS"]
 
 
-def own_config() -> Config:
-    """The configuration from the working directory or a folder above. Prints a note for each file that is ignored because another
+def load_configuration() -> Config:
+    """The configuration from the working directory or a folder above it. Prints a note for each file that is ignored because another
     user owns it."""
     from ddpdoctor.diagnose.config import load_config
 
@@ -102,7 +102,7 @@ def own_config() -> Config:
 
 
 def configured(progress: Progress = no_progress, rules: Sequence[Path] = (), **fields: Any) -> Options:
-    """Options of the analysis from ``ddpdoctor.toml`` or ``pyproject.toml`` in the working directory or above.
+    """Options of the analysis, from ``ddpdoctor.toml`` or ``pyproject.toml`` in the working directory or above it.
 
     ``rules``: additional folders of rules. ``fields``: further fields of :class:`Options`. Raises DdpDoctorError if a file cannot
     be read or names a rule or threshold that does not exist.
@@ -111,7 +111,7 @@ def configured(progress: Progress = no_progress, rules: Sequence[Path] = (), **f
     from ddpdoctor.diagnose.config import check_config
     from ddpdoctor.diagnose.load import load_rules
 
-    config = own_config()
+    config = load_configuration()
     loaded = load_rules([*config.rules, *rules])
     check_config(config, loaded)
     return Options(
@@ -126,10 +126,10 @@ def configured(progress: Progress = no_progress, rules: Sequence[Path] = (), **f
 
 @contextmanager
 def diagnosing(rules: Sequence[Path] = (), **fields: Any) -> Iterator[Callable[..., Diagnosis]]:
-    """A function that returns the diagnosis at some paths: that of a single diagnosis.json or report, else of an analysis.
+    """Context with a function that returns the diagnosis of paths: it reads a single diagnosis.json or report, else it analyses.
 
-    Keywords are fields of :class:`ddpdoctor.analysis.Options`. Rules and configuration are read once, if needed. The function raises
-    DdpDoctorError.
+    ``fields``: fields of :class:`ddpdoctor.analysis.Options`. Rules and configuration are read once, and only if needed. The function
+    raises DdpDoctorError.
     """
     with shown_progress() as progress:
         from ddpdoctor.analysis import analyze_or_read
@@ -139,6 +139,6 @@ def diagnosing(rules: Sequence[Path] = (), **fields: Any) -> Iterator[Callable[.
 
 
 def diagnosis_at(*paths: str, rules: Sequence[Path] = (), **fields: Any) -> Diagnosis:
-    """The diagnosis at ``paths``, see :func:`diagnosing`."""
+    """The diagnosis of ``paths``, see :func:`diagnosing`."""
     with diagnosing(rules, **fields) as at:
         return at(*paths)

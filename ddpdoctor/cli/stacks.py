@@ -1,4 +1,4 @@
-"""``ddpdoctor stacks``: where each rank of a running job is now."""
+"""``ddpdoctor stacks``: print the stack of each rank of a running job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ddpdoctor.rundir import Present
 
 ANSWER_S = 5.0
-"""Time limit of an answer. Ranks poll for requests once a second, less often under CPU contention."""
+"""Time limit for answers. Ranks poll for requests once a second, less often under CPU contention."""
 
 
 @click.command("stacks")
@@ -84,7 +84,7 @@ def _answer_spread(answers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _unanswered_text(rank: Present) -> Sequence[str]:
-    """Lines on a rank that did not answer: its state, then its last stack or possible reasons."""
+    """Lines on a rank that did not answer: its state, then the stack written by faulthandler or possible reasons."""
     from ddpdoctor.cli.rank_requests import STOPPED, is_stopped
     from ddpdoctor.rundir import FAULTS_FILE, read_bounded
 
@@ -105,15 +105,17 @@ _NO_ANSWER_REASONS = (
 
 def _state_text(answer: Mapping[str, Any]) -> str:
     step, since_ns, at_ns = (answer.get(name) for name in ("step", "step_since_ns", "at_ns"))
-    lasts = f" for {(at_ns - since_ns) / 1e9:.1f} s" if since_ns and at_ns and at_ns >= since_ns else ""
+    duration_text = (
+        f" for {(at_ns - since_ns) / 1e9:.1f} s" if since_ns and at_ns and at_ns >= since_ns else ""
+    )
     age_ns = time.time_ns() - at_ns if at_ns else 0
     stale = f", {age_ns / 1e9:.0f} s ago" if age_ns > 10e9 else ""
-    in_step = "" if step is None else f"in step {step:,}{lasts}: "
+    in_step = "" if step is None else f"in step {step:,}{duration_text}: "
     return f"{in_step}{answer.get('phase') or 'running'}{stale}"
 
 
 def _lines(answer: Mapping[str, Any], verbose: bool) -> list[str]:
-    """Lines with the frames, innermost first as in reports, unlike Python's tracebacks."""
+    """Lines with the frames, innermost first, as in reports and unlike in Python's tracebacks."""
     if not verbose:
         return _frames(answer.get("user") or answer.get("frames") or [])
     found = []

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ddpdoctor.diagnose.trials import TrialsReport, Variant
     from ddpdoctor.experiment import Proposal
 
-_STEPS, _MIN_STEPS, _MOST_STEPS = 60, 40, 400
+_DEFAULT_STEPS, _MIN_STEPS, _MAX_STEPS = 60, 40, 400
 _MIN_MEASURED_STEPS = 12
 _TRIAL_S = 8.0
-"""Training time of a trial, if the step time is known from the run: enough for a median within 1 or 2 %."""
+"""Training time of a trial if the run's step time is known, which gives the median within 1 or 2 %."""
 _BUDGET_S = 900.0
 
 
@@ -33,7 +33,7 @@ class _TryCommand(click.Command):
     """A command whose arguments after ``--`` are the job's command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments before ``--``; the others go to ``ctx.meta["ddpdoctor.job"]``."""
+        """Parse the arguments before ``--``, and store the others in ``ctx.meta["ddpdoctor.job"]``."""
         own, job = args, list[str]()
         if "--" in args:
             separator = args.index("--")
@@ -64,7 +64,7 @@ class _TryCommand(click.Command):
     "--steps",
     type=click.IntRange(_MIN_MEASURED_STEPS, 1_000_000),
     metavar="N",
-    help=f"Steps of each trial. [default: {_TRIAL_S:g} s of training, {_MIN_STEPS} to {_MOST_STEPS}]",
+    help=f"Steps of each trial. [default: {_TRIAL_S:g} s of training, {_MIN_STEPS} to {_MAX_STEPS}]",
 )
 @click.option("--rounds", type=click.IntRange(1, 50), metavar="N", help="Most trials per change.")
 @click.option(
@@ -83,8 +83,8 @@ class _TryCommand(click.Command):
     show_default=True,
     help="Run trials in the working directory, or each trial in a copy of it.",
 )
-@output_file("--json", "json_file", says="Write the results as JSON.")
-@output_file("--patch", says="Write the best change as a unified diff.")
+@output_file("--json", "json_file", help_text="Write the results as JSON.")
+@output_file("--patch", help_text="Write the best change as a unified diff.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -142,11 +142,11 @@ def command(
         ]
         _list_proposals(suggested, chosen, run, [*arguments, *(["--bounds"] if bounds else [])])
         return
-    tried = [*chosen, *(suggested if try_all or not chosen else [])]
-    _check_number(tried)
+    proposals = [*chosen, *(suggested if try_all or not chosen else [])]
+    _check_number(proposals)
     _measure(
         job,
-        tried,
+        proposals,
         diagnosis,
         run,
         steps=steps,
@@ -160,43 +160,43 @@ def command(
 
 
 def _ranks_here(job: Sequence[str], diagnosis: Diagnosis | None) -> int:
-    """Number of ranks of the job on this host: by the command, else as in the run; 1 if unknown."""
+    """Number of ranks of the job on this host, from the command or else from the run; 1 if unknown."""
     from ddpdoctor.report.summary import ranks_of_command
 
-    asked = ranks_of_command(job)
-    if asked is None and diagnosis is not None and diagnosis.job.world_size:
-        asked = diagnosis.job.world_size // max(len(set(diagnosis.job.hosts)), 1)
-    return asked or ranks_of_command(job, any_words=True) or 1
+    ranks = ranks_of_command(job)
+    if ranks is None and diagnosis is not None and diagnosis.job.world_size:
+        ranks = diagnosis.job.world_size // max(len(set(diagnosis.job.hosts)), 1)
+    return ranks or ranks_of_command(job, search_all_words=True) or 1
 
 
 def _with_suggestions(
     chosen: Sequence[Proposal], diagnosis: Diagnosis, bounds: bool
 ) -> tuple[list[Proposal], list[Proposal]]:
-    """(``chosen`` with what the findings expect of them, the other changes that the findings suggest)."""
+    """(``chosen`` with the savings that the findings predict, other changes that the findings suggest)."""
     from ddpdoctor.experiment import proposals, with_expectation
 
-    every = proposals(diagnosis, bounds=True)
+    all_proposals = proposals(diagnosis, bounds=True)
     chosen_settings = [each.settings for each in chosen]
     suggested = [each for each in proposals(diagnosis, bounds=bounds) if each.settings not in chosen_settings]
-    return [with_expectation(each, every) for each in chosen], suggested
+    return [with_expectation(each, all_proposals) for each in chosen], suggested
 
 
-def _check_number(tried: Sequence[Proposal]) -> None:
+def _check_number(proposals: Sequence[Proposal]) -> None:
     """Raise DdpDoctorError if there is no change to try, or too many."""
     from ddpdoctor.diagnose.trials import MAX_SETTINGS, MAX_VARIANTS
 
-    if not tried:
+    if not proposals:
         raise DdpDoctorError(
             "the findings of RUN suggest no change that can be tried without editing the script: give a setting with --set."
         )
-    if len(tried) > MAX_VARIANTS or any(len(each.settings) > MAX_SETTINGS for each in tried):
+    if len(proposals) > MAX_VARIANTS or any(len(each.settings) > MAX_SETTINGS for each in proposals):
         raise DdpDoctorError(
             f"too many changes: at most {MAX_VARIANTS} at once, with at most {MAX_SETTINGS} settings each."
         )
 
 
 def _diagnosis(run: str) -> Diagnosis:
-    """The diagnosis in the run directory if there is one, else a new one."""
+    """The diagnosis stored in the run directory, else a new one."""
     from ddpdoctor.report.read import holds_diagnosis
     from ddpdoctor.rundir import DIAGNOSIS_FILE
 
@@ -215,12 +215,12 @@ def _list_settings() -> None:
 def _list_proposals(
     suggested: Sequence[Proposal], chosen: Sequence[Proposal], run: str | None, options: Sequence[str]
 ) -> None:
-    """Print the changes that can be tried with their expected savings, and the command that measures them."""
+    """Print the changes that can be tried, their expected savings, and the command that measures them."""
     if not (chosen or suggested):
         say("The findings suggest no change that can be tried without editing the script.")
         return
     for proposal in (*chosen, *suggested):
-        say(f"{proposal.words}{_expectation(proposal)}")
+        say(f"{proposal.words}{_expected_saving(proposal)}")
         if proposal.finding:
             say(f"    {proposal.finding}: {proposal.title}")
     arguments = [
@@ -233,7 +233,7 @@ def _list_proposals(
     say(f"To measure them: {shlex.join(arguments)} -- COMMAND")
 
 
-def _expectation(proposal: Proposal) -> str:
+def _expected_saving(proposal: Proposal) -> str:
     from ddpdoctor.report.words import percent
 
     remaining, ends = proposal.expected_share, proposal.expected_share_range
@@ -272,7 +272,7 @@ def _measure(
     plan = Plan(
         command=Command(job, inherited_environment(), copy),
         proposals=proposals,
-        steps=steps or _steps(diagnosis),
+        steps=steps or _trial_steps(diagnosis),
         to_the_end=steps is not None,
         budget=Budget(budget_s),
         step_ms=step_ms,
@@ -292,37 +292,37 @@ def _measure(
     )
     experiment = Experiment(plan, lambda sentence: say(f"ddpdoctor: {sentence}", err=True))
     interrupted = False
-    take_interrupts_as_exceptions()  # a second interrupt must not disturb the orderly end after the first
+    take_interrupts_as_exceptions()  # a second interrupt must not disturb the clean-up after the first
     try:
         experiment.run()
     except KeyboardInterrupt:
         interrupted = True
-    answer = experiment.answer(mask_command(job))
-    experiment_view.print_experiment(answer, Console(stderr=to_stdout([json_file, patch])))
-    if run is not None and any(variant.trials for variant in answer.variants):
-        _store(answer, Path(run))
+    results = experiment.answer(mask_command(job))
+    experiment_view.print_experiment(results, Console(stderr=to_stdout([json_file, patch])))
+    if run is not None and any(variant.trials for variant in results.variants):
+        _store_results(results, Path(run))
     if json_file is not None:
-        write_file(json_file, as_json(answer), TRIALS)
+        write_file(json_file, as_json(results), TRIALS)
         say_written([json_file], err=True)
     if patch is not None:
-        write_patch(answer, diagnosis, job, patch)
+        write_patch(results, diagnosis, job, patch)
     if interrupted:
         raise SystemExit(130)
-    if answer.baseline.median_ms is None:
-        raise UnusableInput(f"the unchanged job could not be measured: {answer.baseline.failed[0]}")
+    if results.baseline.median_ms is None:
+        raise UnusableInput(f"the unchanged job could not be measured: {results.baseline.failed[0]}")
 
 
-def _steps(diagnosis: Diagnosis | None) -> int:
-    """Steps of a trial without --steps: fewer than the run had, because a script may overwrite results at its end."""
+def _trial_steps(diagnosis: Diagnosis | None) -> int:
+    """Steps of a trial without --steps. They are fewer than the run had, because a script may overwrite results at its end."""
     if diagnosis is None or not diagnosis.steps.mean_ms:
-        return _STEPS
-    wanted = max(_MIN_STEPS, min(_MOST_STEPS, round(_TRIAL_S * 1e3 / diagnosis.steps.mean_ms)))
+        return _DEFAULT_STEPS
+    wanted = max(_MIN_STEPS, min(_MAX_STEPS, round(_TRIAL_S * 1e3 / diagnosis.steps.mean_ms)))
     is_whole_run = diagnosis.steps.source == "step-log"  # traces cover only a part of the job
     return max(_MIN_MEASURED_STEPS, min(wanted, diagnosis.steps.count - 1)) if is_whole_run else wanted
 
 
-def _store(answer: TrialsReport, run: Path) -> None:
-    """Write ``answer`` into the run directory. An earlier file is kept under another name."""
+def _store_results(results: TrialsReport, run: Path) -> None:
+    """Write ``results`` into the run directory. An existing file is kept under another name."""
     from ddpdoctor.diagnose.trials import TRIALS_FILE, write_trials
     from ddpdoctor.rundir import MANIFEST_FILE
     from ddpdoctor.written import TRIALS, check_file
@@ -334,8 +334,8 @@ def _store(answer: TrialsReport, run: Path) -> None:
     try:
         check_file(path, TRIALS)
         if path.exists():
-            backup = _copy_to_neighbour(path)
-        write_trials(answer, path)
+            backup = _back_up(path)
+        write_trials(results, path)
     except (OSError, DdpDoctorError) as error:
         if backup is not None:
             backup.unlink(missing_ok=True)
@@ -347,7 +347,7 @@ def _store(answer: TrialsReport, run: Path) -> None:
     say(f"written: {path}", err=True)
 
 
-def _copy_to_neighbour(path: Path) -> Path:
+def _back_up(path: Path) -> Path:
     """Copy ``path`` to the first free name with a number; returns the copy's path. Raises OSError."""
     content = path.read_bytes()
     for number in range(1, 1 << 20):
@@ -358,12 +358,12 @@ def _copy_to_neighbour(path: Path) -> Path:
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
-def write_patch(answer: TrialsReport, diagnosis: Diagnosis | None, job: Sequence[str], path: Path) -> None:
-    """Write the patch to ``path``; a line on stderr gives its path, or why there is none. Raises DdpDoctorError if it cannot be written."""
+def write_patch(results: TrialsReport, diagnosis: Diagnosis | None, job: Sequence[str], path: Path) -> None:
+    """Write the patch of the best change to ``path``, and print its path or why there is none to stderr. Raises DdpDoctorError."""
     from ddpdoctor.experiment import patch_of
     from ddpdoctor.written import PATCH, write_file
 
-    best = answer.best()
+    best = results.best()
     if best is None:
         say("ddpdoctor: no patch, because no change is significantly faster.", err=True)
         return
@@ -374,7 +374,7 @@ def write_patch(answer: TrialsReport, diagnosis: Diagnosis | None, job: Sequence
             text = Path(file).read_bytes().decode("utf-8")  # keeps line ends
         except (OSError, UnicodeDecodeError):
             continue
-        diff = patch_of(text, _relative(file), line, best.settings)
+        diff = patch_of(text, _relative_path(file), line, best.settings)
         if diff is not None:
             write_file(path, diff, PATCH)
             say_written([path], err=True)
@@ -388,8 +388,8 @@ def write_patch(answer: TrialsReport, diagnosis: Diagnosis | None, job: Sequence
 def _candidate_lines(
     diagnosis: Diagnosis | None, best: Variant, job: Sequence[str]
 ) -> Iterator[tuple[str, int | None]]:
-    """(File, line) where the object of the settings may be built, most likely first. The job's script, without a line, comes last,
-    unless the file is known."""
+    """(File, line) that may build the object of the settings, most likely first. The job's script, without a line, is last, unless the
+    file is known."""
     is_built_at_known = False
     if diagnosis is not None:
         for kind in ("loader", "ddp"):
@@ -409,6 +409,6 @@ def _candidate_lines(
         yield from ((word, None) for word in job if word.endswith(".py"))
 
 
-def _relative(file: str) -> str:
+def _relative_path(file: str) -> str:
     path = os.path.relpath(file)
     return file.lstrip("/") if path.startswith("..") else path

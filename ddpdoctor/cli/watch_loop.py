@@ -1,4 +1,4 @@
-"""The loop of ``ddpdoctor watch``: read the run, analyse it in a thread, draw it."""
+"""The main loop of ``ddpdoctor watch``: reads a run, analyses it in a thread, and draws it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ PAUSE_FACTOR = 10.0
 
 
 def watch(run: Path, interval_s: float, *, once: bool, address: tuple[str, int] | None = None) -> None:
-    """Show ``run`` until its job has ended, or ``once``, and serve its findings on ``address`` meanwhile."""
+    """Show ``run`` until its job has ended, or only ``once``. Meanwhile serve its findings on ``address``, if given."""
     watched = WatchedRun(run)
     watched.refresh()
     console = Console()
     if once or watched.over:
         watched.analyze()
-        watched.refresh()  # the analysis takes seconds, in which the ranks make progress
+        watched.refresh()  # the ranks make progress during the analysis, which takes seconds
         console.print(watched.frame())
         return
     os.nice(19)
@@ -78,7 +78,7 @@ def _follow(watched: WatchedRun, console: Console, interval_s: float, keyboard: 
 
 
 class WatchedRun:
-    """A run that is watched, with its newest verdict."""
+    """A watched run and its newest verdict."""
 
     def __init__(self, path: Path) -> None:
         """Raises DdpDoctorError if the configuration or its rules cannot be read."""
@@ -86,15 +86,15 @@ class WatchedRun:
         self._path, self._live = path, LiveRun(path)
         self._verdict = LiveVerdict("no verdict yet: the first analysis is running")
         self.newest: tuple[Diagnosis | None, float] = None, time.monotonic()
-        """The newest diagnosis, None without one, and when it was made, monotonic, s."""
+        """(Newest diagnosis or None, its time in monotonic seconds)."""
         self._now: dict[int, dict[str, Any]] = {}
         self.view = View()
         """Order and columns of the table of ranks."""
         self.keys = False
-        """Whether keys work; then the view lists them."""
+        """Whether keys are read, so that the view lists them."""
 
     def refresh(self) -> None:
-        """Read what the ranks have recorded since the last refresh."""
+        """Read the records of the ranks since the last refresh."""
         recover(str(self._path))
         self._live.update()
         self._now = {}
@@ -111,7 +111,7 @@ class WatchedRun:
         return self._live.over
 
     def analyze(self) -> None:
-        """Analyse the recording so far. Errors become the verdict's text, because they may disappear with the next steps."""
+        """Analyse the recording so far. Errors are shown as the verdict, because they may disappear with the next steps."""
         try:
             diagnosis = analyze([str(self._path)], self._options)
         except DdpDoctorError as error:
@@ -124,7 +124,7 @@ class WatchedRun:
             self.newest = diagnosis, time.monotonic()
 
     def analyze_repeatedly(self) -> None:
-        """Analyse repeatedly, with pauses, in its own thread."""
+        """Analyse repeatedly with pauses; the body of a thread."""
         while True:
             began_s = time.monotonic()
             self.analyze()
@@ -153,7 +153,7 @@ class Keys:
             return ""
         if not is_readable(self._handle, seconds):
             return ""
-        # An arrow key sends several bytes at once; its letters must not count as keys.
+        # Special keys such as arrows send several bytes at once, whose letters must not count as keys.
         pressed = os.read(self._handle, 64)
         if not pressed:
             self._handle = None
@@ -162,10 +162,10 @@ class Keys:
 
 @contextmanager
 def keys() -> Iterator[Keys]:
-    """Reads keys within the context and restores the terminal afterwards. Ctrl-C still interrupts."""
+    """Context in which single key presses are read. Restores the terminal at the end. Ctrl-C still interrupts."""
     try:
         handle = sys.stdin.fileno()
-        # A process in the background is stopped when it changes the terminal.
+        # The kernel stops a background process that changes the terminal's settings.
         if os.tcgetpgrp(handle) != os.getpgrp():
             raise OSError
         before = termios.tcgetattr(handle)
@@ -187,18 +187,18 @@ FINDING_METRICS: Mapping[str, str] = {
     "ddpdoctor_finding_info": "1 for each finding of the newest analysis.",
     "ddpdoctor_finding_cost_seconds": "Time per step that each finding costs; if bound is at_most, it may cost nothing.",
 }
-"""Help text by metric. Labels: ``rule``; of findings also ``severity`` and ``rank``, or for the cost ``bound``."""
+"""Help text by metric. All but the age have the label ``rule``, ``finding_info`` also ``severity`` and ``rank``, the cost ``bound``."""
 
 
 def rank_label(finding: Finding) -> str:
-    """The rank, "all", or "several": more would make a new series of each set of ranks."""
+    """The rank, "all" or "several". A list of ranks would create a new time series for each set of ranks."""
     if finding.ranks is None:
         return "all"
     return str(finding.ranks[0]) if len(finding.ranks) == 1 else "several"
 
 
 def findings_page(diagnosis: Diagnosis | None, age_s: float) -> str:
-    """The metrics page of the newest diagnosis, which was made ``age_s`` seconds ago; None: there is none."""
+    """The metrics page of the newest diagnosis, or of None without one. ``age_s``: seconds since the diagnosis."""
     return page_of(FINDING_METRICS, _samples(diagnosis, age_s))
 
 
@@ -224,8 +224,8 @@ def _samples(diagnosis: Diagnosis | None, age_s: float) -> Iterator[Sample]:
 def serve_findings(
     address: tuple[str, int], newest: Callable[[], tuple[Diagnosis | None, float]]
 ) -> Callable[[], None]:
-    """Serve them in a thread until the function returned is called; ``newest``: the diagnosis and when it was made, monotonic, s.
-    Raises DdpDoctorError if the address cannot be served on."""
+    """Serve the findings page in a thread; returns a function that ends it. ``newest`` returns (diagnosis, its time in monotonic
+    seconds). Raises DdpDoctorError if the address cannot be used."""
 
     def page() -> str:
         diagnosis, made_s = newest()
@@ -237,13 +237,13 @@ def serve_findings(
         raise DdpDoctorError(
             f"--prometheus: {address[0]}:{address[1]} cannot be served on: {error}."
         ) from error
-    ended, end = os.pipe()
-    thread = threading.Thread(target=scrapes.serve, args=(ended,), daemon=True)
+    end_read, end_write = os.pipe()
+    thread = threading.Thread(target=scrapes.serve, args=(end_read,), daemon=True)
     thread.start()
 
     def stop() -> None:
-        os.close(end)
+        os.close(end_write)
         thread.join()
-        os.close(ended)
+        os.close(end_read)
 
     return stop

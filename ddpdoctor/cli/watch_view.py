@@ -1,4 +1,4 @@
-"""One frame of ``ddpdoctor watch``: the recording so far and the table of its ranks, drawn with rich."""
+"""Draws one frame of ``ddpdoctor watch`` with rich: the recording so far and the table of ranks."""
 
 from __future__ import annotations
 
@@ -66,21 +66,21 @@ def frame(
     view: View | None = None,
     keys: bool = False,
 ) -> RenderableType:
-    """The whole view, top to bottom. ``now``: current phase and line by rank of this host. ``keys``: whether keys work."""
+    """The complete view. ``now``: current phase and line of the ranks on this host. ``keys``: whether keys are read."""
     view = view or View()
-    # The view is cut at the bottom if it does not fit the terminal.
+    # The most important parts are first, because the view is cut at the bottom if it does not fit the terminal.
     hint_text = f"q quit · s sort (by {view.sort.value}) · r reverse · p phases"
     hint = [Text(hint_text, style="dim")] if keys else []
     parts: list[RenderableType] = [
-        _state(run),
+        _state_line(run),
         *hint,
         *_stall_lines(run, now or {}),
-        _verdict(verdict, run.over),
+        _verdict_text(verdict, run.over),
     ]
     if run.ranks:
-        parts += [Text(""), _pace(run), *_whole_run(run), *_sparkline(run), *phase_bar(run), Text("")]
+        parts += [Text(""), _progress_line(run), *_run_line(run), *_sparkline(run), *phase_bar(run), Text("")]
         parts.append(rank_table(run, view, now or {}))
-        more = len(run.ranks) - MOST_ROWS
+        more = len(run.ranks) - MAX_ROWS
         if more > 0:
             others = "that are less late" if view.sort in (Sort.RANK, Sort.LATE) else "more"
             parts.append(Text(f"and {words.count(more, 'rank')} {others}", style="dim"))
@@ -92,11 +92,11 @@ def frame(
     return Group(*parts)
 
 
-def _state(run: LiveRun) -> Text:
+def _state_line(run: LiveRun) -> Text:
     manifest = run.manifest
     started = manifest.get("started_ns")
     ended = manifest.get("ended_ns")
-    # If the clock was set back, the end may be before the start.
+    # If the clock was set back, the end is before the start.
     duration = whole_seconds(max(0, (ended or time.time_ns()) - started) / 1e9) if started else ""
     if run.gone:
         state = "its launcher was killed, its ranks have ended"
@@ -110,7 +110,7 @@ def _state(run: LiveRun) -> Text:
 
 
 def _stall_lines(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[RenderableType]:
-    """How long no rank has finished a step, if that is unusually long; then stopped ranks, and the ranks' answers to the monitor."""
+    """Time without a finished step, stopped ranks, and the ranks' answers to the monitor; [] if that time is not unusually long."""
     stalled_s = run.long_silence_s()
     if stalled_s is None:
         return []
@@ -118,7 +118,7 @@ def _stall_lines(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[Ren
         Text(f"no rank has finished a step for {whole_seconds(stalled_s)}", style="bold red")
     ]
     stopped = sorted(rank for rank, document in now.items() if document.get("phase") == STOPPED)
-    found += [Text(f"rank {rank} is {STOPPED}", style="red") for rank in stopped[:MOST_ROWS]]
+    found += [Text(f"rank {rank} is {STOPPED}", style="red") for rank in stopped[:MAX_ROWS]]
     stops = read_stops(str(run.path), [])
     stalls = [
         host.stall for host in stops.hosts if host.stall and host.stall.get("state") == Standstill.LASTS
@@ -126,10 +126,10 @@ def _stall_lines(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[Ren
     answers = [
         rank for stall in stalls for rank in stall.get("ranks") or [] if rank.get("rank") not in stopped
     ]
-    for each in answers[:MOST_ROWS]:
+    for each in answers[:MAX_ROWS]:
         newest = {stop.rank: stop for stop in sorted(stops.ranks, key=lambda stop: stop.repeat)}
         stop = newest.get(each.get("rank", -1))
-        place = _place(run, stop) if stop else ()
+        place = _current_frame(run, stop) if stop else ()
         state = "is stuck" if each.get("answered") else "does not answer"
         state = next((verb for verb in ("waits", "computes") if each.get(verb)), state)
         style = "dim" if each.get("waits") else "red"
@@ -138,8 +138,8 @@ def _stall_lines(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[Ren
     return found
 
 
-def _place(run: LiveRun, stop: RankStop) -> Sequence[Any]:
-    """The frame of the user's program in which a rank is in its current step; () if unknown."""
+def _current_frame(run: LiveRun, stop: RankStop) -> Sequence[Any]:
+    """The current frame of the user's program on a rank; () if unknown."""
     if says_gil_is_held(stop.faults):
         return innermost_frame(stop.faults) or ()
     documents = [
@@ -150,7 +150,7 @@ def _place(run: LiveRun, stop: RankStop) -> Sequence[Any]:
     return innermost(documents[0]) if documents else ()
 
 
-def _verdict(verdict: LiveVerdict, over: bool) -> Text:
+def _verdict_text(verdict: LiveVerdict, over: bool) -> Text:
     style = {True: "bold green", False: "bold red", None: "dim"}[verdict.healthy]
     text = Text(plain(verdict.headline), style=style)
     if verdict.cost:
@@ -163,7 +163,7 @@ def _verdict(verdict: LiveVerdict, over: bool) -> Text:
     return text
 
 
-def _pace(run: LiveRun) -> Text:
+def _progress_line(run: LiveRun) -> Text:
     times = [ms for live in run.ranks.values() if (ms := step_ms(live, RECENT_STEPS)) is not None]
     restarts = max(live.restarts for live in run.ranks.values())
     pieces = [
@@ -179,8 +179,8 @@ def _pace(run: LiveRun) -> Text:
     return Text(" · ".join(pieces) + f"   (newest {RECENT_STEPS} steps)" * bool(times))
 
 
-def _whole_run(run: LiveRun) -> list[Text]:
-    """Where the wall time went so far."""
+def _run_line(run: LiveRun) -> list[Text]:
+    """One line with the parts of the wall time so far; [] if unknown."""
     found = run_so_far(run)
     if found is None:
         return []
@@ -194,7 +194,7 @@ def _whole_run(run: LiveRun) -> list[Text]:
 
 
 def _sparkline(run: LiveRun) -> list[Text]:
-    """Step times of the slowest rank in each step, oldest to newest; bars start at zero."""
+    """Sparkline of the longest step time over the ranks, by step. Bars start at zero."""
     longest: dict[int, float] = {}
     for live in run.ranks.values():
         for step in live.recent(SPARK_STEPS):
@@ -208,27 +208,27 @@ def _sparkline(run: LiveRun) -> list[Text]:
 
 
 def _gpu_table(run: LiveRun) -> Table | None:
-    """The GPUs of all hosts; None without values from NVML."""
-    table = _columns("GPU", "host", "utilisation", "memory used", "power", "temperature")
+    """Table of the GPUs of all hosts; None without values from NVML."""
+    table = _table_with_columns("GPU", "host", "utilisation", "memory used", "power", "temperature")
     for host, sample in sorted(run.samples.items()):
         for gpu in sample.get("gpus") or []:
-            if table.row_count >= MOST_ROWS:
+            if table.row_count >= MAX_ROWS:
                 return table
             table.add_row(
                 str(gpu.get("index")),
                 Text(plain(host)),
-                _known(gpu.get("gpu_utilization_percent"), _percent),
-                _known(gpu.get("memory_used_bytes"), words.size),
-                _known(gpu.get("power_watts"), "{:.0f} W".format),
-                _known(gpu.get("temperature_celsius"), "{:.0f} °C".format),
+                _value_or_dash(gpu.get("gpu_utilization_percent"), _percent),
+                _value_or_dash(gpu.get("memory_used_bytes"), words.size),
+                _value_or_dash(gpu.get("power_watts"), "{:.0f} W".format),
+                _value_or_dash(gpu.get("temperature_celsius"), "{:.0f} °C".format),
             )
     return table if table.row_count else None
 
 
-MOST_ROWS = 16
-"""Most rows of a table."""
+MAX_ROWS = 16
+"""Maximum number of rows of a table."""
 LATE_SHARE = 0.05
-"""Larger lateness, as a share of the step, is highlighted; the share from which a finding is a warning."""
+"""Lateness above this share of the step is highlighted. From the same share on, a finding is a warning."""
 BAR_WIDTH = 50
 COLOURS = {
     LivePhase.DATA: "yellow",
@@ -241,14 +241,14 @@ COLOURS = {
     LivePhase.OTHER: "bright_black",
 }
 _LONG_STEP_S = 1.5
-"""For steps that last longer, the view shows how long the rank has been in the step."""
+"""If the current step lasts longer, the view shows its duration so far."""
 
 
 class Sort(str, Enum):
     """Order of the ranks."""
 
     RANK = "rank"
-    """By number; of many ranks, the latest ones."""
+    """By rank number. If there are too many ranks, the latest ones are shown."""
     LATE = "lateness"
     STEP = "step time"
     DATA = "wait for data"
@@ -265,7 +265,7 @@ class View:
     """Show the phases of each rank instead of times and resources."""
 
     def handle_key(self, key: str) -> bool:
-        """Apply ``key``; returns whether it ends the view."""
+        """Apply ``key``. Returns whether it ends the view."""
         if key == "s":
             order = list(Sort)
             self.sort = order[(order.index(self.sort) + 1) % len(order)]
@@ -277,58 +277,65 @@ class View:
 
 
 def rank_table(run: LiveRun, view: View, now: Mapping[int, Mapping[str, Any]]) -> Table:
-    """The ranks in the order of the view. ``now``: by rank of this host, the document with its current phase and line."""
-    ranks = _ordered(run, view)
+    """Table of the ranks in the order of the view. ``now``: documents with current phase and line, by rank of this host."""
+    ranks = _sorted_ranks(run, view)
     return _phase_table(run, ranks) if view.phases else _time_table(run, ranks, now)
 
 
 def _time_table(run: LiveRun, ranks: Sequence[LiveRank], now: Mapping[int, Mapping[str, Any]]) -> Table:
-    has_several_hosts = _several_hosts(run)
+    has_several_hosts = _has_several_hosts(run)
     host = ["host"] if has_several_hosts else []
-    table = _columns("rank", *host, "step", "step time", "late by", "data wait", "CPU", "memory", "now")
+    table = _table_with_columns(
+        "rank", *host, "step", "step time", "late by", "data wait", "CPU", "memory", "now"
+    )
     for live in ranks:
         step_time_ms, late_ms = step_ms(live, RECENT_STEPS), run.lateness.by_rank_ms.get(live.rank)
         is_late = late_ms is not None and step_time_ms is not None and late_ms > LATE_SHARE * step_time_ms
         resources = _resources(run, live)
         table.add_row(
             str(live.rank),
-            *_host(live, has_several_hosts),
+            *_host_cell(live, has_several_hosts),
             f"{live.steps_total - 1:,}" if live.steps else "none yet",
-            _known(step_time_ms, words.milliseconds),
+            _value_or_dash(step_time_ms, words.milliseconds),
             Text(
-                _known(late_ms, lambda ms: words.milliseconds(max(ms, 0.0))),
+                _value_or_dash(late_ms, lambda ms: words.milliseconds(max(ms, 0.0))),
                 style="bold red" if is_late else "",
             ),
-            _known(data_wait_ms(live, RECENT_STEPS), words.milliseconds),
-            _known(resources.get("cpu_percent"), _percent),
-            _known(resources.get("rss_bytes"), words.size),
-            _now(run, live, now.get(live.rank)),
+            _value_or_dash(data_wait_ms(live, RECENT_STEPS), words.milliseconds),
+            _value_or_dash(resources.get("cpu_percent"), _percent),
+            _value_or_dash(resources.get("rss_bytes"), words.size),
+            _position(run, live, now.get(live.rank)),
         )
     return table
 
 
-def _several_hosts(run: LiveRun) -> bool:
+def _has_several_hosts(run: LiveRun) -> bool:
     return len({live.host for live in run.ranks.values()}) > 1
 
 
-def _host(live: LiveRank, has_several_hosts: bool) -> list[Text]:
+def _host_cell(live: LiveRank, has_several_hosts: bool) -> list[Text]:
     """The cell of the host column, which is shown only with several hosts."""
     return [Text(plain(live.host) or "?")] if has_several_hosts else []
 
 
 def _phase_table(run: LiveRun, ranks: Sequence[LiveRank]) -> Table:
-    has_several_hosts = _several_hosts(run)
+    has_several_hosts = _has_several_hosts(run)
     shares = {live.rank: phase_shares(live, RECENT_STEPS) for live in ranks}
     shown = [phase for phase in LivePhase if any(phase in each for each in shares.values())]
-    table = _columns("rank", *(["host"] if has_several_hosts else []), *(phase.value for phase in shown))
+    table = _table_with_columns(
+        "rank", *(["host"] if has_several_hosts else []), *(phase.value for phase in shown)
+    )
     for live in ranks:
-        cells = [_known(shares[live.rank].get(phase), "{:.0%}".format).replace("%", " %") for phase in shown]
-        table.add_row(str(live.rank), *_host(live, has_several_hosts), *cells)
+        cells = [
+            _value_or_dash(shares[live.rank].get(phase), "{:.0%}".format).replace("%", " %")
+            for phase in shown
+        ]
+        table.add_row(str(live.rank), *_host_cell(live, has_several_hosts), *cells)
     return table
 
 
 def phase_bar(run: LiveRun) -> list[Text]:
-    """Phases of the training threads, mean over all ranks, as a bar and a legend; [] without a complete step."""
+    """Bar and legend of the phases of the training threads, mean over all ranks; [] without a complete step."""
     each = [shares for live in run.ranks.values() if (shares := phase_shares(live, RECENT_STEPS))]
     if not each:
         return []
@@ -346,19 +353,19 @@ def phase_bar(run: LiveRun) -> list[Text]:
     return [bar, legend]
 
 
-def _ordered(run: LiveRun, view: View) -> list[LiveRank]:
+def _sorted_ranks(run: LiveRun, view: View) -> list[LiveRank]:
     late = run.lateness.by_rank_ms
     found = sorted(run.ranks.values(), key=lambda live: live.rank)
     if view.sort is Sort.RANK:
-        last = sorted(found, key=lambda live: -late.get(live.rank, 0.0))[:MOST_ROWS]
-        return sorted(last, key=lambda live: live.rank, reverse=view.reverse)
-    values = {live.rank: _value(run, live, view.sort) for live in found}
+        latest = sorted(found, key=lambda live: -late.get(live.rank, 0.0))[:MAX_ROWS]
+        return sorted(latest, key=lambda live: live.rank, reverse=view.reverse)
+    values = {live.rank: _sort_value(run, live, view.sort) for live in found}
     known = [live for live in found if values[live.rank] is not None]
     known.sort(key=lambda live: values[live.rank] or 0.0, reverse=not view.reverse)
-    return [*known, *(live for live in found if values[live.rank] is None)][:MOST_ROWS]
+    return [*known, *(live for live in found if values[live.rank] is None)][:MAX_ROWS]
 
 
-def _value(run: LiveRun, live: LiveRank, sort: Sort) -> float | None:
+def _sort_value(run: LiveRun, live: LiveRank, sort: Sort) -> float | None:
     if sort is Sort.LATE:
         return run.lateness.by_rank_ms.get(live.rank)
     if sort is Sort.STEP:
@@ -369,23 +376,23 @@ def _value(run: LiveRun, live: LiveRank, sort: Sort) -> float | None:
 
 
 def _resources(run: LiveRun, live: LiveRank) -> Mapping[str, Any]:
-    """CPU and memory of the rank's process; {} after the job's end, because values from then are misleading."""
+    """CPU and memory of the rank's process; {} after the end of the job, because its last values would be misleading."""
     sample = {} if run.over else run.samples.get(live.host, {})
     return (sample.get("ranks") or {}).get(str(live.rank)) or {}
 
 
 class LineOfCode:
-    """A text with a source line. In narrow columns the path loses its beginning, never the line number."""
+    """A text with a source line. In narrow columns the beginning of the path is cut off, never the line number."""
 
     def __init__(self, before: str, frame: Sequence[Any] = (), after: str = "", style: str = "") -> None:
-        """``frame``: file, line and function; with another length only ``before`` and ``after`` are shown."""
+        """``frame``: file, line and function. If its length is not three, only ``before`` and ``after`` are shown."""
         self._before, self._after, self._style = plain(before), plain(after), style
         self._path = plain(f"{frame[0]}:{frame[1]}") if len(frame) == 3 else ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         room = options.max_width - len(self._before) - len(self._after)
         if room < len(PurePath(self._path).name):
-            room = options.max_width  # a line of its own
+            room = options.max_width  # the path gets a line of its own
         yield Text(f"{self._before}{_shortened_path(self._path, room)}{self._after}", self._style)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
@@ -394,7 +401,7 @@ class LineOfCode:
 
 
 def _shortened_path(path: str, room: int) -> str:
-    """``path`` in at most ``room`` characters, without its first folders, or the beginning of its name."""
+    """``path`` in at most ``room`` characters, without its first folders or, if necessary, the beginning of its name."""
     if len(path) <= room:
         return path
     name, end = PurePath(path).name, path[-max(1, room - 1) :]
@@ -403,17 +410,21 @@ def _shortened_path(path: str, room: int) -> str:
     return name if len(name) <= room else f"…{end}"
 
 
-def _now(run: LiveRun, live: LiveRank, progress: Mapping[str, Any] | None) -> LineOfCode:
-    """The rank's current phase and line, and how long its step has lasted if it is long."""
-    since_s = live.since_last_step_s()
+def _position(run: LiveRun, live: LiveRank, progress: Mapping[str, Any] | None) -> LineOfCode:
+    """The rank's current phase and line, and the duration of its step if it is long."""
+    step_so_far_s = live.since_last_step_s()
     if run.over or live.ended:
         return LineOfCode("ended")
-    lasts = f" for {whole_seconds(since_s)}" if since_s is not None and since_s >= _LONG_STEP_S else ""
+    duration_text = (
+        f" for {whole_seconds(step_so_far_s)}"
+        if step_so_far_s is not None and step_so_far_s >= _LONG_STEP_S
+        else ""
+    )
     if progress is None:
-        return LineOfCode(f"in a step{lasts}" if lasts else "")
+        return LineOfCode(f"in a step{duration_text}" if duration_text else "")
     file, *line = innermost(progress) or [""]
     phase = progress.get("phase") or "in a step"
-    return LineOfCode(f"{phase} " if line else phase, [PurePath(str(file)).name, *line], lasts)
+    return LineOfCode(f"{phase} " if line else phase, [PurePath(str(file)).name, *line], duration_text)
 
 
 def innermost(document: Mapping[str, Any]) -> Sequence[Any]:
@@ -422,8 +433,8 @@ def innermost(document: Mapping[str, Any]) -> Sequence[Any]:
     return found if len(found) == 3 else ()
 
 
-def _columns(*names: str) -> Table:
-    """A table without borders: numbers right-aligned, text left-aligned."""
+def _table_with_columns(*names: str) -> Table:
+    """An empty table with the columns ``names``. Numbers are right-aligned, text is left-aligned."""
     text_columns = ("host", "now")
     table = plain_table()
     for name in names:
@@ -434,11 +445,11 @@ def _columns(*names: str) -> Table:
 
 
 def whole_seconds(duration_s: float) -> str:
-    """A duration in whole seconds, or minutes and hours."""
+    """A duration as text, rounded to seconds."""
     return words.seconds(duration_s) if duration_s >= 60 else f"{duration_s:.0f} s"
 
 
-def _known(value: float | None, show: Callable[[float], str]) -> str:
+def _value_or_dash(value: float | None, show: Callable[[float], str]) -> str:
     """``value`` as text; a dash if it is unknown."""
     return "–" if value is None else show(value)
 

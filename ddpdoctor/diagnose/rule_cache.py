@@ -76,7 +76,7 @@ class CachedResult(Generic[T]):
             data = msgspec.msgpack.encode(value)
             if self._decoder.decode(data) == value and make_private(self._entry.parent):
                 replace_file(self._entry, lambda stream: stream.write(_checksum(data) + data))
-                keep_newest(self._entry.parent, _SUFFIX, most=_MAX_ENTRIES)
+                keep_newest(self._entry.parent, _SUFFIX, max_files=_MAX_ENTRIES)
         except (OSError, OverflowError, TypeError, ValueError):
             pass  # a rule's test may have a YAML value that MessagePack lacks
 

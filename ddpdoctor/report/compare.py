@@ -1,7 +1,7 @@
-"""Two diagnoses side by side: whether the job is faster, by how much, and which findings are resolved or new.
+"""Compares two diagnoses: whether the job is faster, by how much, and which findings are resolved or new.
 
-Jobs with different world size, batch size or device are shown without a verdict. The confidence interval covers the scatter of
-steps within each recording, not the variation between runs of the same job.
+Jobs with different world size, batch size or device get no verdict. The confidence interval covers the scatter of steps within
+each recording, not the variation between runs of the same job.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from numpy.typing import NDArray
 from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import words
-from ddpdoctor.report.compare_settings import Change, other_changes, sizes
+from ddpdoctor.report.compare_settings import Change, other_changes, size_differences
 
 COMPARISON_SCHEMA = "ddpdoctor.comparison/1"
 CONFIDENCE = 0.95
 BOOTSTRAP_SAMPLES = 2000
 MIN_STEPS = 12
-"""With fewer steps on either side no confidence interval is computed: a bootstrap of a median needs more."""
+"""Minimum number of steps on each side for a bootstrap confidence interval of the median."""
 SEED = 20_240_229
-_MOST_NOTES = 3
-"""Most notes of each side, as many as ``analyze`` shows."""
+_MAX_NOTES = 3
+"""Maximum number of notes shown of each side, as in ``analyze``."""
 _WasChecked = Callable[[str], bool]
-"""Whether the rule with this id was checked."""
+"""Returns whether the rule with an id was checked."""
 _MIN_CHANGE_SHARE = 0.01
 """A finding whose cost changes by less than this share of the step counts as unchanged."""
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two diagnoses, in short."""
+    """Summary of one of the two diagnoses."""
 
     source: list[str]
     headline: str
@@ -41,17 +41,17 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     """The name for all recorded ranks: "all ranks", "all 2 recorded"."""
     stopped: str | None
     """How a job ended that did not complete: "hung", "failed", "was killed", "was cut off", "is still running", "has no recorded
-    end"; null for a job that completed or was stopped by its user, and for traces."""
+    end". None for a job that completed or was stopped by its user, and for traces."""
     running: bool
     """Whether the job was still running when it was analysed."""
     steps_measured: int
     step_source: str
     points: int
-    """Step times in the series, after warm-up."""
+    """Number of points in the series of step times, after warm-up."""
     steps_per_point: int
-    """1, or how many neighbouring steps are one point of a long run's series."""
+    """Number of consecutive steps per point of the series; more than 1 in long runs."""
     median_ms: float | None
-    """Median of the series: over the ranks of each step, then over the steps."""
+    """Median step time of the series: median over ranks per step, then over steps."""
     mean_ms: float | None
     p95_ms: float | None
     """Mean and p95 of the measured steps, on the critical path."""
@@ -59,11 +59,11 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float | None
     """Wall time of the whole run."""
     goodput: float | None
-    """Share of it that the steps would take if each took the usual time."""
+    """Share of the wall time that all steps would take if each took the usual time."""
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """Median step time after / before: below 1 is faster."""
+    """Ratio of the median step times, after / before. Below 1 is faster."""
 
     estimate: float
     low: float | None
@@ -75,7 +75,7 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of the step on the critical path; None where it was not measured."""
+    """One part of the step on the critical path; None if it was not measured."""
 
     part: str
     before_share: float | None
@@ -98,9 +98,8 @@ class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     title: str
     status: str
-    """resolved, new, changed, unchanged; "not checked after" or "not checked before" if one side lacked data for the rule;
-    "before only" or "after only" if the two jobs are not comparable.
-    """
+    """"resolved", "new", "changed" or "unchanged"; "not checked after" or "not checked before" if one side lacked data for the rule;
+    "before only" or "after only" if the jobs are not comparable."""
     before_ms_per_step: float | None
     after_ms_per_step: float | None
     before_severity: str | None
@@ -110,19 +109,19 @@ class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a comparison shows."""
+    """The result of a comparison."""
 
     schema: str = COMPARISON_SCHEMA
     verdict: str
     judgement: str
-    """faster, slower, no clear difference, not comparable, or too few steps."""
+    """"faster", "slower", "no clear difference", "not comparable" or "too few steps"."""
     before: Side
     after: Side
     ratio: Ratio | None
     differences: list[Change]
-    """Differences that make the jobs incomparable: world size, batch size or device."""
+    """Differences of world size, batch size or device, which make the jobs incomparable."""
     run: list[RunPartChange]
-    """The wall time of the runs by part; empty unless both were accounted for."""
+    """The wall time of the runs by part; empty unless it is known for both."""
     breakdown: list[PartChange]
     findings: list[FindingChange]
     changes: list[Change]
@@ -133,29 +132,29 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return f"<Comparison: {self.verdict.removesuffix('.')}>"
 
     def regression_percent(self) -> float | None:
-        """By how many per cent the median step got longer; 0 if it did not or the difference may be chance; None without a verdict."""
+        """Increase of the median step time in per cent; 0 if it is not significant, None without a verdict."""
         if self.ratio is None or self.judgement in ("not comparable", "too few steps"):
             return None
         return max(0.0, 100 * (self.ratio.estimate - 1)) if self.judgement == "slower" else 0.0
 
 
 def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
-    """Compare two diagnoses of the same job. Deterministic: the bootstrap is seeded."""
+    """Compare two diagnoses of the same job. The bootstrap is seeded, so the result is deterministic."""
     old, new = _step_times(before), _step_times(after)
     ratio = _ratio(old, new)
-    differences, notes = sizes(before, after)
+    differences, notes = size_differences(before, after)
     if before.steps.source != after.steps.source:
         notes.append(
             f"Step times come from the {before.steps.source} before and from the {after.steps.source} after, "
             "which place the boundaries between steps slightly differently."
         )
-    if once := _sees_operators_once(before, after):
+    if where := _side_with_operators(before, after):
         notes.append(
-            f"Operators outside of forward, backward and optimizer were recorded only {once} (profiler window); else their time is host "
+            f"Operators outside of forward, backward and optimizer were recorded only {where} (profiler window); else their time is host "
             "work. So computation and host work are compared together."
         )
-    findings = _findings(before, after, comparable=not differences)
-    notes += _predicted_and_actual(before, after, findings)
+    findings = _finding_changes(before, after, comparable=not differences)
+    notes += _saving_sentences(before, after, findings)
     sides = _side(before, old), _side(after, new)
     notes += [
         f"The job {which} {side.stopped}: only its steps until then are compared."
@@ -167,7 +166,7 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
         for which, side in (("before", before), ("after", after))
         if (count := words.restarts(side))
     ]
-    notes += _notes_of(before, after)
+    notes += _side_notes(before, after)
     judgement = _judgement(ratio, differences)
     return Comparison(
         verdict=_verdict(judgement, ratio, sides, differences),
@@ -176,16 +175,16 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
         after=sides[1],
         ratio=ratio,
         differences=differences,
-        run=_run(before, after),
-        breakdown=_breakdown(before, after),
+        run=_run_changes(before, after),
+        breakdown=_breakdown_changes(before, after),
         findings=findings,
         changes=other_changes(before, after),
         notes=notes,
     )
 
 
-def _notes_of(before: Diagnosis, after: Diagnosis) -> list[str]:
-    """The notes of both diagnoses, each with the side it is from: data missing in a diagnosis are missing in its comparison."""
+def _side_notes(before: Diagnosis, after: Diagnosis) -> list[str]:
+    """The notes of both diagnoses, each with its side, because data missing in a diagnosis are also missing in the comparison."""
     both = set(before.notes) & set(after.notes)
     sides = {
         "Before and after": [note for note in before.notes if note in both],
@@ -194,8 +193,8 @@ def _notes_of(before: Diagnosis, after: Diagnosis) -> list[str]:
     }
     sentences = []
     for side, notes in sides.items():
-        sentences += [f"{side}: {note}" for note in notes[:_MOST_NOTES]]
-        if more := len(notes[_MOST_NOTES:]):
+        sentences += [f"{side}: {note}" for note in notes[:_MAX_NOTES]]
+        if more := len(notes[_MAX_NOTES:]):
             sentences.append(f"{side}: {words.count(more, 'more note')}, which `ddpdoctor analyze -v` shows.")
     return sentences
 
@@ -206,7 +205,7 @@ def _stride(diagnosis: Diagnosis) -> int:
 
 
 def _step_times(diagnosis: Diagnosis) -> NDArray[np.float64]:
-    """[points] ms: each step's median over the ranks, without the warm-up."""
+    """Median step time over the ranks, in ms, [points], without the warm-up."""
     lists = diagnosis.series.step_ms
     if not lists:
         return np.empty(0)
@@ -214,7 +213,7 @@ def _step_times(diagnosis: Diagnosis) -> NDArray[np.float64]:
     table = table[:, -(-diagnosis.steps.set_aside.get("warm-up", 0) // _stride(diagnosis)) :]
     table = table[:, ~np.isnan(table).all(axis=0)]
     result: NDArray[np.float64] = np.nanmedian(table, axis=0) if table.size else np.empty(0)
-    # Step times of 0 are invalid, and would make the ratio infinite.
+    # Step times of 0 are invalid and would make the ratio infinite.
     return result[result > 0]
 
 
@@ -253,17 +252,17 @@ def _ratio(before_ms: NDArray[np.float64], after_ms: NDArray[np.float64]) -> Rat
 
 
 def _interval(samples: NDArray[np.float64]) -> tuple[float, float]:
-    """The bounds between which the share CONFIDENCE of ``samples`` lies, with as many below as above."""
+    """Bounds of the central interval that contains the share CONFIDENCE of ``samples``."""
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(samples, [tail, 1 - tail])
     return float(low), float(high)
 
 
 def _resampled_medians(values: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
-    """[BOOTSTRAP_SAMPLES] medians of circular moving blocks.
+    """Medians of a circular moving-block bootstrap, [BOOTSTRAP_SAMPLES].
 
-    Neighbouring steps resemble each other, and drawing them one by one would give too narrow an interval;
-    blocks of n^(1/3) keep that (Künsch 1989; Politis and Romano 1992).
+    Consecutive steps are correlated, so resampling single steps would give too narrow an interval. Blocks of n^(1/3) steps keep
+    the correlation (Künsch 1989; Politis and Romano 1992).
     """
     count = len(values)
     length = max(1, round(count ** (1 / 3)))
@@ -274,7 +273,7 @@ def _resampled_medians(values: NDArray[np.float64], random: np.random.Generator)
 
 
 def median_step(diagnosis: Diagnosis) -> tuple[float, tuple[float, float] | None] | None:
-    """(Median step time without the warm-up, ms; its confidence interval, None with too few steps). None without step times."""
+    """(Median step time without the warm-up in ms, its confidence interval or None with too few steps). None without step times."""
     times_ms = _step_times(diagnosis)
     if not len(times_ms):
         middle_ms = diagnosis.steps.median_ms
@@ -312,27 +311,28 @@ def _verdict(judgement: str, ratio: Ratio | None, sides: tuple[Side, Side], diff
 _COMPUTE_AND_HOST = "compute_and_host_work"
 
 
-def _sees_operators_once(before: Diagnosis, after: Diagnosis) -> str | None:
-    """Which of the two alone has seen operators outside of the phases, "before" or "after". Without, their time is host work."""
+def _side_with_operators(before: Diagnosis, after: Diagnosis) -> str | None:
+    """The only side on which operators outside of the phases were recorded, "before" or "after"; None if both or neither. On the
+    other side their time counts as host work."""
     seen = [words.lookup(each.facts, "steps.operators_seen") is True for each in (before, after)]
     return None if seen[0] == seen[1] else "before" if seen[0] else "after"
 
 
-def _parts_of(diagnosis: Diagnosis, together: bool) -> dict[str, float]:
-    """The breakdown; ``together``: with computation and host work as one part."""
+def _breakdown_parts(diagnosis: Diagnosis, combine: bool) -> dict[str, float]:
+    """The breakdown. ``combine``: with computation and host work as one part."""
     parts = dict(diagnosis.breakdown)
-    if not together or not parts:
+    if not combine or not parts:
         return parts
     whole = sum(parts.pop(part, 0.0) for part in (Part.COMPUTE, Part.HOST))
     return {_COMPUTE_AND_HOST: whole, **parts}
 
 
-def _breakdown(before: Diagnosis, after: Diagnosis) -> list[PartChange]:
+def _breakdown_changes(before: Diagnosis, after: Diagnosis) -> list[PartChange]:
     rows = []
-    together = _sees_operators_once(before, after) is not None
-    both = [_parts_of(each, together) for each in (before, after)]
+    combine = _side_with_operators(before, after) is not None
+    parts_by_side = [_breakdown_parts(each, combine) for each in (before, after)]
     for part in (_COMPUTE_AND_HOST, *PARTS):
-        shares = [parts.get(part, 0.0) if parts else None for parts in both]
+        shares = [parts.get(part, 0.0) if parts else None for parts in parts_by_side]
         if not any(shares):
             continue
         ms = [
@@ -347,7 +347,7 @@ def _breakdown(before: Diagnosis, after: Diagnosis) -> list[PartChange]:
     return rows
 
 
-def _run(before: Diagnosis, after: Diagnosis) -> list[RunPartChange]:
+def _run_changes(before: Diagnosis, after: Diagnosis) -> list[RunPartChange]:
     old, new = words.run_parts(before), words.run_parts(after)
     if not old or not new:
         return []
@@ -358,36 +358,39 @@ def _run(before: Diagnosis, after: Diagnosis) -> list[RunPartChange]:
     ]
 
 
-_ONE_SIDED = {"resolved": "before only", "new": "after only"}
+_INCOMPARABLE_STATUS = {"resolved": "before only", "new": "after only"}
 
 
-def _findings(before: Diagnosis, after: Diagnosis, *, comparable: bool) -> list[FindingChange]:
-    """One row for each finding of either side, costliest first."""
+def _finding_changes(before: Diagnosis, after: Diagnosis, *, comparable: bool) -> list[FindingChange]:
+    """One row per finding of either side, costliest first."""
     was_checked = _was_checked(before), _was_checked(after)
     pairs = _matched_findings(before.findings, after.findings)
-    rows = [_finding(old, new, before, was_checked) for old, new in pairs]
+    rows = [_finding_change(old, new, before, was_checked) for old, new in pairs]
     if not comparable:
-        rows = [msgspec.structs.replace(row, status=_ONE_SIDED.get(row.status, row.status)) for row in rows]
+        rows = [
+            msgspec.structs.replace(row, status=_INCOMPARABLE_STATUS.get(row.status, row.status))
+            for row in rows
+        ]
     return sorted(rows, key=lambda r: -max(r.before_ms_per_step or 0.0, r.after_ms_per_step or 0.0))
 
 
 def _matched_findings(
     before: Sequence[Finding], after: Sequence[Finding]
 ) -> list[tuple[Finding | None, Finding | None]]:
-    """Pairs of findings with the same rule and ranks, else with the same rule; None for a finding without a match."""
-    left: dict[str, list[Finding]] = {}
+    """Pairs of findings with the same rule and, if possible, the same ranks. The partner is None without a match."""
+    unmatched_by_rule: dict[str, list[Finding]] = {}
     for new in after:
-        left.setdefault(new.rule, []).append(new)
+        unmatched_by_rule.setdefault(new.rule, []).append(new)
     pairs: list[tuple[Finding | None, Finding | None]] = []
     for old in before:
-        same_rule = left.get(old.rule, [])
+        same_rule = unmatched_by_rule.get(old.rule, [])
         exact = next((place for place, new in enumerate(same_rule) if new.ranks == old.ranks), 0)
         pairs.append((old, same_rule.pop(exact) if same_rule else None))
-    unmatched = {id(new) for findings in left.values() for new in findings}
+    unmatched = {id(new) for findings in unmatched_by_rule.values() for new in findings}
     return [*pairs, *((None, new) for new in after if id(new) in unmatched)]
 
 
-def _finding(
+def _finding_change(
     old: Finding | None, new: Finding | None, before: Diagnosis, was_checked: tuple[_WasChecked, _WasChecked]
 ) -> FindingChange:
     shown = new or old
@@ -412,7 +415,7 @@ def _finding(
 
 
 def _was_checked(diagnosis: Diagnosis) -> _WasChecked:
-    """A function that says whether a rule was checked. Without a list of rules in the report, all count as checked."""
+    """A function that returns whether a rule was checked. If the report lists no rules, all count as checked."""
     listed = bool(diagnosis.checked or diagnosis.skipped)
     known = {finding.rule for finding in diagnosis.findings} | {rule.rule for rule in diagnosis.checked}
     return lambda rule: not listed or rule in known
@@ -420,20 +423,20 @@ def _was_checked(diagnosis: Diagnosis) -> _WasChecked:
 
 def _cost_changed(old: Finding, new: Finding, step_ms: float) -> bool:
     change_ms = abs((new.costs_ms_per_step or 0.0) - (old.costs_ms_per_step or 0.0))
-    cost_differs = change_ms > _MIN_CHANGE_SHARE * step_ms and not (
+    has_cost_change = change_ms > _MIN_CHANGE_SHARE * step_ms and not (
         _in_range(old, new) and _in_range(new, old)
     )
-    return old.severity != new.severity or old.ranks != new.ranks or cost_differs
+    return old.severity != new.severity or old.ranks != new.ranks or has_cost_change
 
 
 def _in_range(one: Finding, other: Finding) -> bool:
-    """Whether the cost of ``one`` is within the interval of the cost of ``other``."""
+    """Whether the cost of ``one`` is within the cost interval of ``other``."""
     ends_ms, cost_ms = other.costs_ms_per_step_range, one.costs_ms_per_step
     return ends_ms is not None and cost_ms is not None and ends_ms[0] <= cost_ms <= ends_ms[1]
 
 
-def _predicted_and_actual(before: Diagnosis, after: Diagnosis, rows: list[FindingChange]) -> list[str]:
-    """If exactly one finding with a cost is resolved: a sentence with its estimated and the actual saving. Else []."""
+def _saving_sentences(before: Diagnosis, after: Diagnosis, rows: list[FindingChange]) -> list[str]:
+    """A sentence with the estimated and the actual saving if exactly one finding with a cost is resolved; else []."""
     resolved_rules = {
         row.rule for row in rows if row.status == "resolved" and row.before_ms_per_step is not None
     }

@@ -1,4 +1,4 @@
-"""Differences between two jobs: those that make them incomparable, and all others."""
+"""Finds differences between two jobs: those that make them incomparable, and all others."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from ddpdoctor.diagnose.facts_view import lookup
 from ddpdoctor.report import words
 from ddpdoctor.report.job_view import BUILT_AT, command_line, settings_groups
 
-_SAME_BATCH = 0.01
-"""Batch sizes that differ by a smaller share count as equal: a shorter last batch changes the mean a little."""
-_USUAL_MICRO_BATCHES = 0.1
-"""The mean number of micro-batches counts as the next whole one up to this share of it: a few steps of fewer, as where accelerate
-synchronises at the end of an epoch, hardly move the median step."""
+_BATCH_TOLERANCE = 0.01
+"""Batch sizes that differ by a smaller share count as equal, because a shorter last batch changes the mean a little."""
+_MICRO_BATCH_TOLERANCE = 0.1
+"""The mean number of micro-batches is rounded if it differs from an integer by at most this share. A few steps with fewer
+micro-batches, for example if accelerate synchronises at the end of an epoch, hardly change the median step."""
 _RUN_VARIABLES = re.compile(
     r"MASTER_ADDR|MASTER_PORT|TORCHELASTIC_(RUN_ID|ERROR_FILE|RESTART_COUNT|USE_AGENT_STORE)|TORCH_FR_DUMP_TEMP_FILE"
     r"|SLURM_(JOB_?ID|STEP_ID|PROCID|LOCALID|NODEID|RESTART_COUNT)"
     r"|(LOCAL_|NODE_|GROUP_|ROLE_)?RANK|MPI_LOCALRANKID|PMIX?_\w*(RANK|NAMESPACE|PORT|ID|FD|URI\d*)|OMPI_COMM_WORLD_\w*RANK|NCCL_COMM_ID"
 )
 """Variables that differ between any two runs of a job: addresses, ports, ids, temporary files."""
-_MOST_CHANGES = 60
+_MAX_CHANGES = 60
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A difference between the two sides, as text; "not recorded" if a side lacks it."""
+    """A difference between the two sides, as text; "not recorded" for a side without the value."""
 
     what: str
     before: str
     after: str
 
 
-def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]:
-    """(Differences that make step times incomparable, notes on what only one side recorded)."""
+def size_differences(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]:
+    """(Differences that make step times incomparable, notes on other limits of the comparison)."""
     differences, notes = [], []
     for what, old, new in (
         ("world size", before.job.world_size, after.job.world_size),
@@ -48,10 +48,10 @@ def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]
                 notes.append(
                     f"The {what} was recorded on one side only and is assumed to be the same on both."
                 )
-        elif not _same(old, new):
+        elif not _is_same(old, new):
             differences.append(Change(what, _text(old), _text(new)))
     micro = [lookup(each.facts, "steps.micro_batches") or 1.0 for each in (before, after)]
-    if not differences and abs(micro[0] - micro[1]) > _SAME_BATCH * max(micro):
+    if not differences and abs(micro[0] - micro[1]) > _BATCH_TOLERANCE * max(micro):
         old, new = map(_text, micro)
         notes.append(
             f"On average, a step has {old} micro-batches before and {new} after, as where an epoch ends within an accumulation; most steps "
@@ -72,11 +72,11 @@ def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]
 
 
 def batch_size(diagnosis: Diagnosis) -> float | None:
-    """Samples per rank and usual step, gradient accumulation included; None if unknown."""
+    """Samples per rank in a usual step, including gradient accumulation; None if unknown."""
     facts = diagnosis.facts
     size = lookup(facts, "steps.batch_size") or lookup(facts, "loader.batch_size")
     micro = float(lookup(facts, "steps.micro_batches") or 1.0)
-    usual = micro if abs(micro - round(micro)) > _USUAL_MICRO_BATCHES * micro else float(round(micro))
+    usual = micro if abs(micro - round(micro)) > _MICRO_BATCH_TOLERANCE * micro else float(round(micro))
     return float(size) * usual if size else None
 
 
@@ -84,33 +84,33 @@ def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else words.quantity(value, "")
 
 
-def _same(old: object, new: object) -> bool:
+def _is_same(old: object, new: object) -> bool:
     if isinstance(old, float) and isinstance(new, float):
-        return abs(old - new) <= _SAME_BATCH * max(old, new)
+        return abs(old - new) <= _BATCH_TOLERANCE * max(old, new)
     return old == new
 
 
 def other_changes(before: Diagnosis, after: Diagnosis) -> list[Change]:
-    """Versions, settings, environment and command that differ, at most :data:`_MOST_CHANGES` of them.
+    """Differences of versions, settings, environment and command, at most :data:`_MAX_CHANGES`.
 
-    Values of one side only count if ddpdoctor recorded both sides; traces have hardly any.
+    A value that only one side has counts only if ddpdoctor recorded both sides, because traces contain few values.
     """
-    old, new = _listed(before), _listed(after)
-    recorded = bool(before.job.settings) and bool(after.job.settings)
-    shared = dict.fromkeys([*old, *new]) if recorded else [name for name in old if name in new]
-    names = [name for name in shared if old.get(name) != new.get(name)]
+    old, new = _listed_values(before), _listed_values(after)
+    both_recorded = bool(before.job.settings) and bool(after.job.settings)
+    candidates = dict.fromkeys([*old, *new]) if both_recorded else [name for name in old if name in new]
+    names = [name for name in candidates if old.get(name) != new.get(name)]
     return [
         Change(name, old.get(name, words.ABSENT), new.get(name, words.ABSENT))
-        for name in names[:_MOST_CHANGES]
+        for name in names[:_MAX_CHANGES]
     ]
 
 
-def _listed(diagnosis: Diagnosis) -> Mapping[str, str]:
+def _listed_values(diagnosis: Diagnosis) -> Mapping[str, str]:
     job = diagnosis.job
     listed = {"backend": job.backend or "", "command": command_line(job.command)}
     listed |= {f"version of {name}": version for name, version in job.versions.items()}
     for title, rows in settings_groups(job.settings):
-        # The line of the script is not part of the setting.
+        # The line that built an object is not a setting.
         listed |= {f"{title}: {name}": value for name, value in rows if name != BUILT_AT}
     listed |= {name: value for name, value in job.environment.items() if not _RUN_VARIABLES.fullmatch(name)}
     return {name: value for name, value in listed.items() if value}

@@ -12,47 +12,47 @@ from rich.text import Text
 
 from ddpdoctor.plain import plain
 
-MOST_TEXT_LENGTH, MOST_CELL_LENGTH = 20_000, 1000
-"""Most characters printed of one text, and of a table's cell, which sets the width of its column."""
+MAX_TEXT_LENGTH, MAX_CELL_LENGTH = 20_000, 1000
+"""Maximum number of characters printed of a text and of a table cell."""
 PADDING = 2
-"""Space between two columns of a table."""
+"""Characters between two columns of a table."""
 _WORD = re.compile(r"[^ \n]+")
 
 
-def truncated(text: str, most: int = MOST_TEXT_LENGTH) -> str:
-    """The first ``most`` characters of ``text``, with its length if it is longer."""
-    return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"
+def truncated(text: str, max_length: int = MAX_TEXT_LENGTH) -> str:
+    """``text``, or if it is longer than ``max_length`` characters, its beginning and its length."""
+    return text if len(text) <= max_length else f"{text[:max_length]} … ({len(text):,} characters)"
 
 
-def print_wrapped(console: Console, what: Text | Table) -> None:
-    """Print within the console's width; a word that is longer is neither broken nor cut."""
-    if isinstance(what, Table):
-        _widen(what)
-        console.print(what, crop=False)
+def print_wrapped(console: Console, content: Text | Table) -> None:
+    """Print wrapped to the console's width. Words longer than that are neither broken nor truncated."""
+    if isinstance(content, Table):
+        _widen(content)
+        console.print(content, crop=False)
         return
-    for line in what.split("\n", allow_blank=True) or [what]:
+    for line in content.split("\n", allow_blank=True) or [content]:
         for part in line.divide(list(_breaks(line.plain, console.width))):
             part.rstrip()
             console.print(part, soft_wrap=True)
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
-    """Print ``text`` without reading it as markup, because names come from the user's program."""
+    """Print ``text`` without interpreting markup, because it may contain names from the user's program."""
     print_wrapped(console, Text(plain(truncated(text)), style=style))
 
 
 def cell(text: str, style: str = "") -> Text:
-    """``text`` as a cell of a table."""
-    return Text(plain(truncated(text, MOST_CELL_LENGTH)), style=style)
+    """A table cell with ``text``."""
+    return Text(plain(truncated(text, MAX_CELL_LENGTH)), style=style)
 
 
 def plain_table(width: int | None = None) -> Table:
-    """A table without borders and columns."""
+    """An empty table without borders."""
     return Table(box=None, pad_edge=False, padding=(0, PADDING, 0, 0), header_style="dim", width=width)
 
 
 def _breaks(line: str, width: int) -> Iterator[int]:
-    """Positions at which to break ``line``: each is the start of a word, never directly after the indentation."""
+    """Positions at which to break ``line``: starts of words, except of the first word."""
     begin, indented = 0, True
     for word in _WORD.finditer(line):
         if not indented and cell_len(line[begin : word.end()]) > width:
@@ -62,7 +62,7 @@ def _breaks(line: str, width: int) -> Iterator[int]:
 
 
 def _widen(table: Table) -> None:
-    """Make each column as wide as its longest word, even if the table then exceeds the console's width."""
+    """Make each column at least as wide as its longest word, even if the table then exceeds the console's width."""
     for column in table.columns:
         cells = [str(cell) for cell in (column.header, *column.cells) if isinstance(cell, (str, Text))]
         longest = max((cell_len(word) for cell in cells for word in cell.split()), default=0)

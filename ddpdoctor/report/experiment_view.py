@@ -1,4 +1,4 @@
-"""Results of ``ddpdoctor try``: measured changes with what was expected of each."""
+"""Formats the results of ``ddpdoctor try``: expected and measured step time of each change."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ STYLES = {"faster": "green", "slower": "red", "failed": "bold red", "not applied
 TITLE = "Measured with ddpdoctor try"
 _UNDECIDED = "not decided yet"
 _LOSS_ROWS, _LOSS_VARIANTS = 8, 6
-"""Most backward passes, and most changes, in the table of losses."""
+"""Maximum numbers of backward passes and of changes in the table of losses."""
 
 
-def experiment_view(answer: TrialsReport) -> SimpleNamespace:
-    """The texts of ``answer`` for terminal, HTML and Markdown.
+def experiment_view(results: TrialsReport) -> SimpleNamespace:
+    """The texts of ``results`` for terminal, HTML and Markdown.
 
-    The table has a row per variant: the change, expected and measured ms per step, and the verdict with its notes. A second one has
-    the losses of some backward passes, of the unchanged job and of each change; None if none were recorded.
+    The table has a row per variant: the change, expected and measured ms per step, and the verdict with its notes. A second table,
+    None without recorded losses, has the losses of some backward passes in the unchanged job and with each change.
     """
-    baseline = answer.baseline
+    baseline = results.baseline
     rows = [
         [
             settings_text(variant),
-            _expected(variant, variant.baseline_mean_ms or baseline.median_ms),
+            _expected_text(variant, variant.baseline_mean_ms or baseline.median_ms),
             "" if variant.verdict == "not applied" else milliseconds(variant.median_ms, variant.interval_ms),
             ": ".join(part for part in (verdict_text(variant), note_text(variant)) if part),
         ]
-        for variant in answer.variants
+        for variant in results.variants
     ]
     return SimpleNamespace(
         baseline=milliseconds(baseline.median_ms, baseline.interval_ms),
         table=Table("What was tried", ["change", "expected ms", "measured ms (95 %)", "verdict"], rows),
-        best=_best(answer),
-        notes=[plain(note) for note in (*baseline.failed[:1], *answer.notes)],
-        losses=_losses(answer),
+        best=_best_sentence(results),
+        notes=[plain(note) for note in (*baseline.failed[:1], *results.notes)],
+        losses=_losses_table(results),
     )
 
 
-def _expected(variant: Variant, unchanged_ms: float | None) -> str:
-    """The expected step time in ms; "≥" before its lower end if the change may also save nothing."""
+def _expected_text(variant: Variant, unchanged_ms: float | None) -> str:
+    """The expected step time in ms; "≥" and its lower bound if the change may save nothing."""
     ends = variant.expected_range_ms
     if variant.expected_ms is None:
         return ""
@@ -56,20 +56,26 @@ def _expected(variant: Variant, unchanged_ms: float | None) -> str:
     return words.significant(variant.expected_ms)
 
 
-def _losses(answer: TrialsReport) -> Table | None:
-    """Losses of the unchanged job and of each change side by side: they show whether the training differs."""
-    trains = [each for each in answer.variants if not each.bound]
-    known = [(each, each.parity.losses) for each in trains if each.parity and each.parity.losses]
-    known = known[:_LOSS_VARIANTS]
-    if not known:
+def _losses_table(results: TrialsReport) -> Table | None:
+    """Losses of the unchanged job and with each change, which show whether the training differs."""
+    without_bounds = [each for each in results.variants if not each.bound]
+    with_losses = [
+        (each, each.parity.losses) for each in without_bounds if each.parity and each.parity.losses
+    ]
+    with_losses = with_losses[:_LOSS_VARIANTS]
+    if not with_losses:
         return None
-    count = min(len(pairs) for _, pairs in known)
+    count = min(len(pairs) for _, pairs in with_losses)
     chosen = sorted({round(part * (count - 1) / (_LOSS_ROWS - 1)) for part in range(_LOSS_ROWS)})
     rows = [
-        [str(number + 1), _loss(known[0][1][number][:1]), *(_loss(pairs[number][1:]) for _, pairs in known)]
+        [
+            str(number + 1),
+            _loss(with_losses[0][1][number][:1]),
+            *(_loss(pairs[number][1:]) for _, pairs in with_losses),
+        ]
         for number in chosen
     ]
-    head = ["backward", "unchanged", *(settings_text(variant) for variant, _ in known)]
+    head = ["backward", "unchanged", *(settings_text(variant) for variant, _ in with_losses)]
     return Table("Losses of rank 0", head, rows)
 
 
@@ -78,7 +84,7 @@ def _loss(value: Sequence[float | None]) -> str:
 
 
 def settings_text(variant: Variant) -> str:
-    """The settings as ``--set`` takes them: "loader.num_workers=4"."""
+    """The settings in the format of ``--set``: "loader.num_workers=4"."""
     values = {
         name: str(value).lower() if isinstance(value, bool) else value
         for name, value in variant.settings.items()
@@ -98,7 +104,7 @@ def verdict_text(variant: Variant) -> str:
 
 
 def note_text(variant: Variant) -> str:
-    """The notes on a variant: reason, how it was measured, what it is not."""
+    """The notes on a variant: reason of the verdict, method, limits, and effect on the training results."""
     notes = [variant.why]
     if variant.baseline_mean_ms is not None and variant.median_ms is not None:
         notes.append(
@@ -113,7 +119,7 @@ def note_text(variant: Variant) -> str:
 
 
 def _results_note(variant: Variant) -> str:
-    """Whether a change that is faster alters the training results; for other changes only an unexpected difference."""
+    """The comparison of the training results, for faster changes and for unexpected differences; else ""."""
     parity = variant.parity
     if parity is None or not parity.says or variant.bound:
         return ""
@@ -130,21 +136,21 @@ def milliseconds(middle: float | None, ends: Sequence[float] | None) -> str:
     return shown if ends is None else f"{shown} ({words.significant(ends[0])}–{words.significant(ends[1])})"
 
 
-def print_experiment(answer: TrialsReport, console: Console) -> None:
-    """Print the table, the notes on each change on lines below it, and the best change."""
-    view = experiment_view(answer)
+def print_experiment(results: TrialsReport, console: Console) -> None:
+    """Print the table, the notes on each change, and the best change."""
+    view = experiment_view(results)
     table = plain_table()
     for number, name in enumerate(view.table.head):
         right = number in (1, 2)
         table.add_column(name, justify="right" if right else "left", no_wrap=right)
     table.add_row("unchanged", "", view.baseline, "")
-    for row, variant in zip(view.table.rows, answer.variants, strict=True):
+    for row, variant in zip(view.table.rows, results.variants, strict=True):
         table.add_row(
             *map(Text, row[:-1]), Text(verdict_text(variant), style=STYLES.get(variant.verdict, ""))
         )
     print_wrapped(console, table)
     variant_notes = [
-        f"{settings_text(each)}: {notes}" for each in answer.variants if (notes := note_text(each))
+        f"{settings_text(each)}: {notes}" for each in results.variants if (notes := note_text(each))
     ]
     for line in (*variant_notes, *view.notes):
         print_line(console, line, "dim")
@@ -152,8 +158,8 @@ def print_experiment(answer: TrialsReport, console: Console) -> None:
         print_line(console, view.best, "bold")
 
 
-def _best(answer: TrialsReport) -> str:
-    best = answer.best()
+def _best_sentence(results: TrialsReport) -> str:
+    best = results.best()
     if best is None or best.change is None:
         return ""
     return f"Best: {settings_text(best)}, {1 / (1 + best.change):.2f} times as fast."

@@ -1,4 +1,4 @@
-"""A finding as text, ready for any output."""
+"""Formats findings as text for all outputs."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from ddpdoctor.rundir import parsed_python
 
 _Row = TypeVar("_Row")
 Prose = list[tuple[str, bool]]
-"""Text cut into (piece, is code)."""
+"""Text as a list of (piece, whether it is code)."""
 
-MOST = 500
-"""Most findings, notes, or rules of a kind that a report lists; all are in its data."""
-_IDENTIFIES = ("step", "sequence")
-"""Last parts of facts that are numbers of a step or a collective."""
-_MOST_PER_FINDING = 100
-"""Most lines, numbers or fixes of one finding."""
-MOST_MARKED_RANKS = 64
-"""Most ranks of a finding that charts mark; more could not be distinguished."""
+MAX_LISTED = 500
+"""Maximum number of findings, notes and rules that a report lists; its data has all."""
+_IDENTIFYING_FIELDS = ("step", "sequence")
+"""Last parts of the paths of facts that identify a step or a collective by its number."""
+_MAX_PER_FINDING = 100
+"""Maximum number of source lines, evidence rows and fixes shown of a finding."""
+MAX_MARKED_RANKS = 64
+"""Maximum number of ranks of a finding that charts mark; more could not be distinguished."""
 NOT_QUANTIFIED = "not quantified"
 SEVERITY_WORDS = {"critical": "Critical", "warning": "Warning", "info": "Info"}
 
 
 class TextLine(msgspec.Struct, frozen=True):
-    """A line of the source file."""
+    """A line of a source file."""
 
     number: int
     text: str
     is_target: bool
-    """Whether it is the line of the finding, and not a neighbouring one."""
+    """Whether it is the finding's line, not a neighbouring one."""
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A line of the user's program."""
+    """A source line of the user's program, as text."""
 
     short: str
     """``train.py:57``."""
@@ -50,44 +50,44 @@ class Place(msgspec.Struct, frozen=True):
     """The same with its whole path."""
     function: str
     share: str
-    """Empty where not recorded."""
+    """Share of the time; empty if it was not recorded or is 100 %."""
     callers: list[Place] = []
-    """The lines from which it was called, the nearest first; then the process, unless it is the rank itself."""
+    """The lines that called it, innermost first; last the process, if it is not the rank's own."""
     more: str = ""
-    """How many other places call it; empty if there are none."""
+    """Number of further callers, as text; empty if there are none."""
     text: list[TextLine] = []
     text_missing: str = ""
-    """Why there is no text; empty if there is, or if it was not searched for."""
+    """Why there is no text; empty if there is text or it was not requested."""
     samples: str = ""
-    """On how many stack samples it rests; empty if on none, or unknown."""
+    """Number of stack samples; empty if unknown."""
     inside: str = ""
-    """``functional.py:465 resize``: the library's function that it mostly is in; empty where there is none."""
+    """The library function in which most of the time was spent, such as ``functional.py:465 resize``; empty if there is none."""
 
     @property
     def call_path(self) -> str:
-        """``metrics.py:18 to_numpy ← trainer.py:133 Trainer.log and 2 more places``, ``data.py:86 collate ← worker 3 of rank 1``."""
+        """The line and its callers: ``metrics.py:18 to_numpy ← trainer.py:133 Trainer.log and 2 more places``."""
         path = f"{self.short} {self.function}".rstrip()
         path = f"{self.inside} ← {path}" if self.inside else path
         return " ← ".join(filter(None, (path, self.called_at)))
 
     @property
     def called_at(self) -> str:
-        """``trainer.py:133 Trainer.log and 2 more places``; "" without a recorded caller."""
+        """The callers: ``trainer.py:133 Trainer.log and 2 more places``; "" if none was recorded."""
         path = " ← ".join(f"{each.short} {each.function}".rstrip() for each in self.callers)
         return f"{path} {self.more}".strip()
 
 
 def finding_views(findings: Sequence[Finding], main: str | None, all_ranks: str) -> list[SimpleNamespace]:
-    """The first :data:`MOST` findings as texts for the templates, numbered, effects with links to their causes; unknown values are empty.
+    """The first :data:`MAX_LISTED` findings, numbered, as texts for the templates. Unknown values are empty.
 
     ``main``: the verdict's rule. ``all_ranks``: the name for all recorded ranks.
     """
-    shown = list(enumerate(findings[:MOST], 1))
+    shown = list(enumerate(findings[:MAX_LISTED], 1))
     anchors = {finding.rule: f"finding-{index}" for index, finding in reversed(shown)}
     titles = {finding.rule: finding.title for finding in reversed(findings)}
 
     def cause_of(finding: Finding) -> tuple[str, str] | None:
-        """(Title, anchor) of the finding that causes it; the anchor is empty if that finding is not shown."""
+        """(Title, anchor) of the finding that causes ``finding``. The anchor is empty if that finding is not shown."""
         rule = finding.caused_by
         return (titles.get(rule, rule), anchors.get(rule, "")) if rule else None
 
@@ -97,7 +97,7 @@ def finding_views(findings: Sequence[Finding], main: str | None, all_ranks: str)
 def _view(
     finding: Finding, number: int, cause: tuple[str, str] | None, main: str | None, all_ranks: str
 ) -> SimpleNamespace:
-    limit = words.limit(finding)
+    prefix = words.cost_prefix(finding)
     return SimpleNamespace(
         anchor=f"finding-{number}",
         number=number,
@@ -106,22 +106,22 @@ def _view(
         severity_word=SEVERITY_WORDS.get(finding.severity, finding.severity),
         title=words.split_code(finding.title),
         ranks=words.rank_names(finding.ranks, all_ranks),
-        cost=_cost_text(finding, limit),
+        cost=_cost_text(finding, prefix),
         cost_range=words.cost_range(finding),
         share="" if finding.share is None else words.percent(finding.share),
-        # As a width, 0 to 100.
+        # Width of a bar, 0 to 100.
         share_percent=round(100 * min(max(finding.share or 0.0, 0.0), 1.0), 1),
-        speedup=words.speedup_text(finding, limit),
+        speedup=words.speedup_text(finding, prefix),
         speedup_range=words.speedup_range(finding),
         facts=_facts(finding),
-        steps=_steps(finding, number, all_ranks),
+        steps=_chart_marks(finding, number, all_ranks),
         explanation=words.paragraphs(finding.explanation),
         evidence=[
             SimpleNamespace(means=evidence_words(e), value=evidence_value(e), fact=e.fact)
-            for e in finding.evidence[:_MOST_PER_FINDING]
+            for e in finding.evidence[:_MAX_PER_FINDING]
         ],
-        places=[place(where) for where in finding.where[:_MOST_PER_FINDING]],
-        fixes=[_fix(finding, fix) for fix in finding.fixes[:_MOST_PER_FINDING]],
+        places=[place(where) for where in finding.where[:_MAX_PER_FINDING]],
+        fixes=[_fix(finding, fix) for fix in finding.fixes[:_MAX_PER_FINDING]],
         cause=cause,
         limits=words.paragraphs(finding.limits),
         # Whether evidence and fixes are folded.
@@ -129,21 +129,23 @@ def _view(
     )
 
 
-def _cost_text(finding: Finding, limit: str) -> str:
+def _cost_text(finding: Finding, prefix: str) -> str:
     if finding.costs_ms_per_step is not None:
-        return limit + words.milliseconds(finding.costs_ms_per_step)
+        return prefix + words.milliseconds(finding.costs_ms_per_step)
     if total := words.cost_in_total(finding):
         return total
     if finding.caused_by:
         return "no cost of its own"
-    # A job that stopped has no cost per step.
+    # Findings about hangs have no cost per step.
     return NOT_QUANTIFIED if finding.coverage.steps and not finding.rule.startswith("hang/") else ""
 
 
 def first_rows(rows: Sequence[_Row], noun: str) -> tuple[Sequence[_Row], str]:
-    """The first :data:`MOST` of ``rows``, and a sentence on how many more there are; "" if there are none."""
-    more = len(rows) - MOST
-    return rows[:MOST], f"{words.count(more, f'more {noun}')} in the report's data." if more > 0 else ""
+    """The first :data:`MAX_LISTED` of ``rows``, and a sentence with the number of further rows; "" if there are none."""
+    omitted = len(rows) - MAX_LISTED
+    return rows[
+        :MAX_LISTED
+    ], f"{words.count(omitted, f'more {noun}')} in the report's data." if omitted > 0 else ""
 
 
 def evidence_words(evidence: Evidence) -> str:
@@ -152,23 +154,23 @@ def evidence_words(evidence: Evidence) -> str:
 
 
 def filled_columns(table: Sequence[Sequence[str]]) -> list[list[str]]:
-    """``table``, whose first row is its head, without the columns that are empty in all other rows."""
+    """``table`` without empty columns. The first row is the head."""
     empty = ("", words.NO_COST)
     kept = [n for n in range(len(table[0])) if any(row[n] not in empty for row in table[1:])]
     return [[row[n] for n in kept] for row in table]
 
 
 def evidence_value(evidence: Evidence) -> str:
-    """The value with its unit, without a "per step" that the description has. Numbers that identify something, as that of a step, have no
+    """The value with its unit, without "per step" if the description has it. Numbers of steps and collectives have no thousands
     separators."""
-    if isinstance(evidence.value, int) and evidence.fact.rpartition(".")[2] in _IDENTIFIES:
+    if isinstance(evidence.value, int) and evidence.fact.rpartition(".")[2] in _IDENTIFYING_FIELDS:
         return str(evidence.value)
     value = words.quantity(evidence.value, evidence.unit)
     return value.removesuffix(" per step") if " per step" in evidence_words(evidence) else value
 
 
 def location(finding: Finding) -> str:
-    """The line that a finding names, for a table: ``train.py:57``; without a line, the annotation or operator; else ""."""
+    """The finding's source line for a table, ``train.py:57``. Without a line, the annotation or operator; else ""."""
     if finding.where:
         return place(finding.where[0]).short
     operations = (e.value for e in finding.evidence if e.fact.endswith(".operation"))
@@ -190,8 +192,8 @@ def _span(steps: Sequence[int]) -> str:
     return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
-def _steps(finding: Finding, number: int, all_ranks: str) -> SimpleNamespace | None:
-    """What the charts over the run mark for a finding; None if it concerns all ranks in all steps."""
+def _chart_marks(finding: Finding, number: int, all_ranks: str) -> SimpleNamespace | None:
+    """The steps and ranks that the charts over the run mark for a finding; None if it concerns all ranks in all steps."""
     if not finding.steps and not finding.ranks:
         return None
     first, last, span = "", "", "the whole run"
@@ -200,12 +202,12 @@ def _steps(finding: Finding, number: int, all_ranks: str) -> SimpleNamespace | N
         span = f"{'step' if first == last else 'steps'} {_span(finding.steps)}"
     caption = f"Finding {number}, {words.rank_names(finding.ranks, all_ranks)}: {span}"
     label = "Show its steps in the charts" if finding.steps else "Show its ranks in the charts"
-    ranks = ",".join(map(str, (finding.ranks or [])[:MOST_MARKED_RANKS]))
+    ranks = ",".join(map(str, (finding.ranks or [])[:MAX_MARKED_RANKS]))
     return SimpleNamespace(first=first, last=last, ranks=ranks, label=label, caption=caption)
 
 
 def place(where: CodeLine) -> Place:
-    """A source line with its short and its full path."""
+    """``where`` as text."""
     name = where.file.replace("\\", "/").rpartition("/")[2] or where.file
     suffix = f":{where.line}" if where.line > 0 else ""
     short, full = f"{name}{suffix}", f"{where.file}{suffix}"
@@ -246,15 +248,15 @@ def place(where: CodeLine) -> Place:
 
 
 def snippet(finding: Finding, fix: Fix) -> str:
-    """The code of a fix, with the statement that calls the finding's work where its text is known; "" without code."""
+    """The code of a fix, with the finding's own call in it if the source text is known; "" without code."""
     text = finding.where[0].text if finding.where else None
     call = None if text is None else text.call
     code = (fix.snippet or "").strip("\n")
-    return code.replace(THIS_WORK, call) if call and _is_a_call(call) else code
+    return code.replace(THIS_WORK, call) if call and _is_call_statement(call) else code
 
 
-def _is_a_call(line: str) -> bool:
-    """Whether a line of Python is a whole statement that calls something and does not use the result."""
+def _is_call_statement(line: str) -> bool:
+    """Whether ``line`` is a complete statement that is a call."""
     tree = parsed_python(line)
     body = [] if tree is None else tree.body
     return len(body) == 1 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Call)
@@ -267,15 +269,15 @@ def _fix(finding: Finding, fix: Fix) -> SimpleNamespace:
         why=words.paragraphs(fix.why),
         snippet=snippet(finding, fix),
         trade_off=words.paragraphs(fix.trade_off or ""),
-        # Addresses to link, https only: (address, its text split where a line may break); then the rule's other sources.
+        # https addresses as (address, its text split where a line may break); ``sources`` has all others.
         links=[
             (link, re.findall(r"[^/#]*[/#]?", link.removeprefix("https://"))[:-1])
             for link in fix.docs
-            if _linkable(link)
+            if _is_linkable(link)
         ],
-        sources=[link for link in fix.docs if not _linkable(link)],
+        sources=[link for link in fix.docs if not _is_linkable(link)],
     )
 
 
-def _linkable(link: str) -> bool:
+def _is_linkable(link: str) -> bool:
     return link.startswith("https://") and not any(letter.isspace() or letter in "\"'<>" for letter in link)

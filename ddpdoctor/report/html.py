@@ -1,5 +1,5 @@
-"""The HTML report: the data of its page, the page, one file that makes no network requests, and the copy of ``diagnosis.json`` in it;
-the page of figures. All decisions are made here; the templates only place the data."""
+"""Renders the HTML report, a single file without network requests that contains a copy of ``diagnosis.json``, and the page of
+figures. The templates have no logic beyond placing the data."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ from ddpdoctor.written import REPORT, WrittenFolder, write_file
 _BREAKS = re.compile(
     r"(?P<tag><[^<>]*>)|(?P<long>\w{30,})|\.(?!\w{1,5}:\d)(?=[A-Za-z_])|(?<=\w)(?=[(\[](?![)\]]))"
 )
-"""A tag, which stays as it is, a name that may be longer than a line, a dot within a name, but not the dot of ``train.py:57``,
-or the place before a bracket that holds something."""
+"""Matches a tag, which is kept unchanged; a name that may be longer than a line; a dot within a name, except in ``train.py:57``; or
+the position before a non-empty bracket."""
 
 
 @functools.cache
@@ -68,7 +68,7 @@ def page_environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("ddpdoctor.report", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        finalize=_shown,
+        finalize=_printable,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -80,14 +80,14 @@ def page_environment() -> jinja2.Environment:
     return environment
 
 
-def _shown(value: Any) -> Any:
-    """A value as the template shows it, without control characters and marks of writing direction; jinja2 escapes the markup."""
+def _printable(value: Any) -> Any:
+    """``value`` without control characters, also bidirectional ones. Jinja2 escapes the markup."""
     return plain_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _breakable(markup: Markup) -> Markup:
-    """``markup`` in which lines may break after a dot and before a bracket of a name; only names of 30 letters or more also break
-    after their underscores."""
+    """``markup`` in which lines may break after a dot and before a bracket of a name. Names of 30 or more characters may also break
+    after underscores."""
     return Markup(_BREAKS.sub(_with_breaks, str(markup)))
 
 
@@ -99,7 +99,7 @@ def _with_breaks(found: re.Match[str]) -> str:
 
 @functools.cache
 def inlined(name: str) -> tuple[Markup, str]:
-    """The text of a template's file, to place inline, and its hash for the Content-Security-Policy."""
+    """(Content of a style sheet or script, to be inlined; its hash for the Content-Security-Policy)."""
     loader = page_environment().loader
     assert loader is not None
     source = loader.get_source(page_environment(), name)[0]
@@ -108,10 +108,8 @@ def inlined(name: str) -> tuple[Markup, str]:
 
 
 def render_html(diagnosis: Diagnosis, *, static: bool = False) -> str:
-    """The report as one HTML document, with its ``diagnosis.json`` inside.
-
-    ``static`` omits the interactive charts, which are most of its size.
-    """
+    """The report as one HTML document that contains its ``diagnosis.json``. ``static`` omits the interactive charts, which are most
+    of its size."""
     data = interactive_data(diagnosis)
     return render_page(
         "report.html.j2",
@@ -127,7 +125,7 @@ def render_html(diagnosis: Diagnosis, *, static: bool = False) -> str:
 def render_page(
     template: str, styles: Sequence[str], scripts: Sequence[str], bundle: PlotlyBundle | None, **content: Any
 ) -> str:
-    """A page whose Content-Security-Policy allows these inline styles and scripts and the chart library of ``bundle``, nothing else."""
+    """A page whose Content-Security-Policy allows only these inline styles and scripts and the chart library of ``bundle``."""
     if bundle is not None:
         styles, scripts = [*styles, "interactive.css"], [*scripts, "interactive.js"]
     allowed = [" ".join(inlined(name)[1] for name in names) for names in (styles, scripts)]
@@ -148,35 +146,33 @@ def render_page(
     )
 
 
-def render_plain(template: str, **shown: Any) -> str:
+def render_without_scripts(template: str, **content: Any) -> str:
     """The page of ``template``, without scripts, as one HTML document."""
     style, style_hash = inlined("report.css")
     policy = f"default-src 'none'; style-src {style_hash}; base-uri 'none'; form-action 'none'"
-    return page_environment().get_template(template).render(style=style, policy=Markup(policy), **shown)
+    return page_environment().get_template(template).render(style=style, policy=Markup(policy), **content)
 
 
 def write_html(diagnosis: Diagnosis, path: str | os.PathLike[str], *, static: bool = False) -> None:
-    """Write the HTML report to ``path``; ``static`` as for :func:`render_html`.
-
-    Raises DdpDoctorError where it cannot, or another file is there.
-    """
+    """Write the HTML report to ``path``; ``static`` as in :func:`render_html`. Raises DdpDoctorError if it cannot be written or would
+    replace another file."""
     write_file(path, render_html(diagnosis, static=static), REPORT)
 
 
 def notebook_html(diagnosis: Diagnosis) -> str:
-    """The diagnosis as a notebook's output cell: verdict, findings, and the first fix. An HTML fragment with inline styles,
-    without scripts or links; everything from the job is escaped."""
+    """The diagnosis for a notebook's output cell: verdict, findings, and the first fix. An HTML fragment with inline styles, without
+    scripts or links; all text from the job is escaped."""
     return page_environment().get_template("notebook.html.j2").render(page=page(diagnosis))
 
 
 Point = TypeVar("Point")
 
 BUDGET_BYTES = 600_000
-"""Most bytes of the embedded copy; charts, style and text stay below the rest of the report's 1.5 MB."""
+"""Maximum size of the embedded copy of ``diagnosis.json``. The whole report is limited to 1.5 MB."""
 RANKS, POINTS, SPANS, SOURCES, FRAMES = 16, 120, 1500, 64, 60
-"""Most ranks and points of the series, spans of the timeline, sources of telemetry and frames of a flame graph in a thinned copy."""
+"""Limits of a thinned copy: ranks and points of the series, spans of the timeline, telemetry series, frames of a flame graph."""
 
-NOTE = (
+THINNED_NOTE = (
     "The data inside this HTML report is thinned to keep the file small; "
     "diagnosis.json (`--json`) has all of it."
 )
@@ -188,9 +184,9 @@ def embedded_json(diagnosis: Diagnosis) -> str:
     numbers = sum(map(len, (*series.step_ms, *series.late_ms)))
     numbers += sum(2 * len(one.values) for one in diagnosis.telemetry)
     forms: list[tuple[Callable[[Diagnosis], Diagnosis], int]]
-    forms = [(lambda whole: whole, 8), (_rounded, 5), (_thinned, 0), (_bare, 0)]
+    forms = [(lambda whole: whole, 8), (_rounded, 5), (_thinned, 0), (_summary_only, 0)]
     for form, bytes_per_number in forms:
-        # Skip forms that are certainly too large: encoding them takes seconds.
+        # Skip forms that are certainly too large, because encoding them takes seconds.
         if numbers * bytes_per_number > BUDGET_BYTES:
             continue
         data = to_json(form(diagnosis))
@@ -203,49 +199,49 @@ def embedded_json(diagnosis: Diagnosis) -> str:
 
 
 def _rounded(diagnosis: Diagnosis) -> Diagnosis:
-    """Series and telemetry with four significant digits; no chart shows more."""
+    """``diagnosis`` with series and telemetry rounded to four significant digits, all that charts show."""
     series = diagnosis.series
     rounded = msgspec.structs.replace(
         series,
-        step_ms=[_short(row) for row in series.step_ms],
-        late_ms=[_short(row) for row in series.late_ms],
+        step_ms=[_rounded_values(row) for row in series.step_ms],
+        late_ms=[_rounded_values(row) for row in series.late_ms],
     )
     telemetry = [
-        msgspec.structs.replace(one, t_s=_short(one.t_s), values=_short(one.values))
+        msgspec.structs.replace(one, t_s=_rounded_values(one.t_s), values=_rounded_values(one.values))
         for one in diagnosis.telemetry
     ]
     return msgspec.structs.replace(diagnosis, series=rounded, telemetry=telemetry)
 
 
 def _thinned(diagnosis: Diagnosis) -> Diagnosis:
-    """The notable ranks, every n-th point and the first spans, with a note that data are missing."""
-    chosen = set(notable_ranks(diagnosis)[:RANKS])
+    """``diagnosis`` with only the notable ranks, every n-th point and the first spans, and a note on the missing data."""
+    chosen_ranks = set(notable_ranks(diagnosis)[:RANKS])
     source = diagnosis.timeline
     if source is not None and len(source.spans) > SPANS:
-        spans = [span for span in source.spans if not chosen or span.rank in chosen][:SPANS]
+        spans = [span for span in source.spans if not chosen_ranks or span.rank in chosen_ranks][:SPANS]
         source = msgspec.structs.replace(source, spans=spans)
     flames = [
         msgspec.structs.replace(one, frames=sorted(one.frames, key=lambda frame: -frame.ms)[:FRAMES])
         for one in diagnosis.flames
     ]
     telemetry = [
-        msgspec.structs.replace(one, t_s=_every(one.t_s), values=_every(one.values))
+        msgspec.structs.replace(one, t_s=_every_nth(one.t_s), values=_every_nth(one.values))
         for one in diagnosis.telemetry[:SOURCES]
     ]
     return _rounded(
         msgspec.structs.replace(
             diagnosis,
-            series=_thin_series(diagnosis.series, chosen),
+            series=_thin_series(diagnosis.series, chosen_ranks),
             timeline=source,
             flames=flames,
             telemetry=telemetry,
-            notes=[*diagnosis.notes, NOTE],
+            notes=[*diagnosis.notes, THINNED_NOTE],
         )
     )
 
 
-def _bare(diagnosis: Diagnosis) -> Diagnosis:
-    """Verdict, findings and summaries only."""
+def _summary_only(diagnosis: Diagnosis) -> Diagnosis:
+    """``diagnosis`` with only verdict, findings and summaries."""
     return msgspec.structs.replace(
         diagnosis,
         series=Series(),
@@ -254,7 +250,7 @@ def _bare(diagnosis: Diagnosis) -> Diagnosis:
         telemetry=[],
         facts={},
         hta=None,
-        notes=[*diagnosis.notes, NOTE],
+        notes=[*diagnosis.notes, THINNED_NOTE],
     )
 
 
@@ -262,34 +258,32 @@ def _thin_series(series: Series, chosen: set[int]) -> Series:
     chosen_ranks = [rank for rank in series.ranks if rank in chosen] or series.ranks
     kept = [series.ranks.index(rank) for rank in chosen_ranks[:RANKS]]
     return Series(
-        steps=_every(series.steps),
+        steps=_every_nth(series.steps),
         ranks=[series.ranks[index] for index in kept],
-        step_ms=[_every(series.step_ms[index]) for index in kept if index < len(series.step_ms)],
-        late_ms=[_every(series.late_ms[index]) for index in kept if index < len(series.late_ms)],
+        step_ms=[_every_nth(series.step_ms[index]) for index in kept if index < len(series.step_ms)],
+        late_ms=[_every_nth(series.late_ms[index]) for index in kept if index < len(series.late_ms)],
     )
 
 
-def _short(row: Sequence[float | None]) -> list[float | None]:
+def _rounded_values(row: Sequence[float | None]) -> list[float | None]:
     return [None if value is None else float(f"{value:.4g}") for value in row]
 
 
-def _every(values: Sequence[Point]) -> list[Point]:
+def _every_nth(values: Sequence[Point]) -> list[Point]:
     return [values[group.start] for group in groups(len(values), POINTS)]
 
 
-PAGE = "figures.html"
+FIGURES_PAGE = "figures.html"
 
 
 def write_figures(diagnosis: Diagnosis, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write ``figures.html`` and a ``<name>.json`` per figure into ``folder``; returns their paths, [] if there is nothing to draw.
-
-    Raises DdpDoctorError if a file cannot be written.
-    """
+    """Write ``figures.html`` and a ``<name>.json`` per figure into ``folder``. Returns their paths; [] if there is nothing to draw.
+    Raises DdpDoctorError if a file cannot be written."""
     specs = figure_specs(diagnosis)
     if not specs:
         return []
     target = WrittenFolder(Path(folder), "figures")
-    target.check([PAGE, *(f"{name}.json" for name in specs)])
+    target.check([FIGURES_PAGE, *(f"{name}.json" for name in specs)])
     titles = [(name, html.unescape(spec["layout"]["title"]["text"])) for name, spec in specs.items()]
     content = render_page(
         "figures.html.j2",
@@ -301,21 +295,23 @@ def write_figures(diagnosis: Diagnosis, folder: str | os.PathLike[str]) -> list[
         healthy=diagnosis.healthy,
         tool_version=diagnosis.tool_version,
     )
-    drawn = ((f"{name}.json", encoded(with_colours(spec, light_colours()))) for name, spec in specs.items())
-    return target.write([(PAGE, content.encode("utf-8", "backslashreplace")), *drawn])
+    figure_files = (
+        (f"{name}.json", encoded(with_colours(spec, light_colours()))) for name, spec in specs.items()
+    )
+    return target.write([(FIGURES_PAGE, content.encode("utf-8", "backslashreplace")), *figure_files])
 
 
-LEAST_FOR_QUANTILES = 5
-"""Fewest steps for which a median and a 95th percentile are shown."""
+MIN_STEPS_FOR_QUANTILES = 5
+"""Minimum number of steps for a median and a 95th percentile."""
 
 
-def _main(diagnosis: Diagnosis, findings: Sequence[SimpleNamespace]) -> SimpleNamespace | None:
+def _main_view(diagnosis: Diagnosis, findings: Sequence[SimpleNamespace]) -> SimpleNamespace | None:
     main = main_finding(diagnosis)
     places = [index for index, finding in enumerate(diagnosis.findings[: len(findings)]) if finding is main]
     return findings[places[0]] if places else None
 
 
-def _skipped(rules: Sequence[SkippedRule]) -> list[tuple[str, Sequence[SkippedRule]]]:
+def _skipped_groups(rules: Sequence[SkippedRule]) -> list[tuple[str, Sequence[SkippedRule]]]:
     lacking = [rule for rule in rules if rule.applies]
     others = [rule for rule in rules if not rule.applies]
     kinds = [(lacking, "lacked data"), (others, "does not apply" if len(others) == 1 else "do not apply")]
@@ -327,9 +323,9 @@ def _skipped(rules: Sequence[SkippedRule]) -> list[tuple[str, Sequence[SkippedRu
 
 
 def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> SimpleNamespace:
-    """Everything that the HTML report shows. ``data``: the numbers of its interactive charts, if already gathered.
+    """All content of the HTML report. ``data``: the numbers of its interactive charts, if already computed.
 
-    Lists are empty, texts "" and charts None where there is nothing to show.
+    Without content, lists are empty, texts "" and charts None.
     """
     data = data or interactive_data(diagnosis)
     notes, more_notes = first_rows(diagnosis.notes, "note")
@@ -339,7 +335,7 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> SimpleNam
         title=f"ddpdoctor: {diagnosis.verdict.headline}",
         headline=words.split_code(diagnosis.verdict.headline),
         cost_sentence=cost_sentence(diagnosis),
-        main=_main(diagnosis, findings),
+        main=_main_view(diagnosis, findings),
         subtitle=subtitle(diagnosis),
         run=run_line(diagnosis),
         numbers=numbers(diagnosis),
@@ -361,7 +357,7 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> SimpleNam
         trainings=trainings_table(diagnosis),
         stacks=stacks(diagnosis),
         checked=first_rows(diagnosis.checked, "rule")[0],
-        skipped=_skipped(diagnosis.skipped),
+        skipped=_skipped_groups(diagnosis.skipped),
         notes=[words.split_code(note) for note in (*notes, *filter(None, [more_notes]))],
         found_nothing=len(diagnosis.checked),
         job=job_groups(diagnosis),
@@ -374,12 +370,14 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> SimpleNam
 
 
 def numbers(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """The numbers under the verdict: (name, value). Unknown ones are omitted."""
+    """The numbers below the verdict: (name, value), without unknown ones."""
     steps, rows = diagnosis.steps, []
-    several = steps.measured >= LEAST_FOR_QUANTILES
+    has_quantiles = steps.measured >= MIN_STEPS_FOR_QUANTILES
     if steps.median_ms is not None:
-        rows.append(("step time (median)" if several else "step time", words.milliseconds(steps.median_ms)))
-    if steps.p95_ms is not None and several:
+        rows.append(
+            ("step time (median)" if has_quantiles else "step time", words.milliseconds(steps.median_ms))
+        )
+    if steps.p95_ms is not None and has_quantiles:
         rows.append(("95 % of steps within", words.milliseconds(steps.p95_ms)))
     if steps.samples_per_s is not None:
         rows.append(("samples per second", words.significant(steps.samples_per_s)))
@@ -394,7 +392,7 @@ def numbers(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 
 
 def reproduce(diagnosis: Diagnosis) -> list[str]:
-    """Commands that produce this report again; those with unknown input are omitted."""
+    """Commands that reproduce this report, without those whose input is unknown."""
     lines = []
     if diagnosis.job.command:
         lines.append(f"ddpdoctor run -- {command_line(diagnosis.job.command)}")

@@ -1,4 +1,4 @@
-"""What is known about the job, its settings and nested results as titled tables."""
+"""Formats the job, its settings and nested results as titled tables."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ddpdoctor.rundir import listed
 from ddpdoctor.rundir.packages import LIBRARY
 
 ROWS = 200
-"""Most rows shown of one nested group; all are in the report's data."""
+"""Maximum number of rows shown of a nested group; the report's data has all."""
 
 BUILT_AT = "line"
-"""Name of the row with the line on which an object was built; of an optimizer the line that first called step()."""
+"""Name of the row with the line that built an object; for an optimizer, the line that first called step()."""
 
 GROUPS, ALL_GROUPS = 8, 100
-"""Most groups shown of one list, and of all settings together."""
+"""Maximum number of groups shown of a list, and of all settings together."""
 TABLES, COLUMNS = 64, 64
-"""Most tables of HolisticTraceAnalysis, and columns of one."""
+"""Maximum number of tables of HolisticTraceAnalysis, and of columns per table."""
 
 
 DEFAULTS: dict[str, Any] = {
@@ -43,31 +43,35 @@ DEFAULTS: dict[str, Any] = {
     "matmul_precision": "highest",
     "sharded": False,
 }
-"""Settings of DDP, DataLoader, optimizers and torch with the values that they have unless the job sets them."""
+"""Default values of the settings of DDP, DataLoader, optimizers and torch."""
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A titled table. Without a head, its rows are names and values."""
+    """A titled table. If the head is empty, the rows are pairs of name and value."""
 
     title: str
     head: list[str]
     rows: Sequence[Sequence[str]]
     styles: list[str] = []
-    """A style for each row; [] if all are alike."""
+    """A style per row; [] for the default style."""
     folded: bool = False
 
 
 def job_groups(diagnosis: Diagnosis) -> list[Table]:
-    """Everything known about the job, in groups; unknown values and empty groups are omitted. Open are what ran and the settings that
-    the job changed or a finding reads."""
+    """All that is known about the job, in groups, without unknown values and empty groups. Only the job itself and the settings that
+    it changed or a finding reads are not folded."""
     job = diagnosis.job
-    used = {evidence.fact for finding in diagnosis.findings for evidence in finding.evidence}
-    # ddpdoctor's own version only if the one that recorded differs from the one that analysed.
-    own = ("ddpdoctor", diagnosis.tool_version)
-    versions = [row for row in sorted(job.versions.items()) if row != own]
+    facts_used = {evidence.fact for finding in diagnosis.findings for evidence in finding.evidence}
+    # The version of ddpdoctor that recorded, only if another one analysed.
+    own_version = ("ddpdoctor", diagnosis.tool_version)
+    versions = [row for row in sorted(job.versions.items()) if row != own_version]
     groups = [
         Table("Job", [], [*_job_rows(job), *versions]),
-        Table("Settings changed from their defaults, or read by a finding", [], _chosen(job.settings, used)),
+        Table(
+            "Settings changed from their defaults, or read by a finding",
+            [],
+            _relevant_settings(job.settings, facts_used),
+        ),
         *(Table(title, [], rows, folded=True) for title, rows in settings_groups(job.settings)[:ALL_GROUPS]),
         Table("Environment", [], sorted(job.environment.items()), folded=True),
         Table("Analysis", [], _analysis_rows(diagnosis), folded=True),
@@ -75,16 +79,16 @@ def job_groups(diagnosis: Diagnosis) -> list[Table]:
     return [group for group in groups if group.rows]
 
 
-def _chosen(settings: Mapping[str, Any], used: Collection[str]) -> list[tuple[str, str]]:
-    """A row for each object with a setting that differs from :data:`DEFAULTS` or whose fact is in ``used``: "loaders: num_workers 4"."""
-    read = {fact.rpartition(".")[2] for fact in used}
+def _relevant_settings(settings: Mapping[str, Any], facts_used: Collection[str]) -> list[tuple[str, str]]:
+    """A row per object with settings that differ from :data:`DEFAULTS` or whose fact is in ``facts_used``: "loaders: num_workers 4"."""
+    fields_used = {fact.rpartition(".")[2] for fact in facts_used}
     rows = []
     for title, values in settings_groups(settings):
         known = dict(values)
         shown = [
             f"{name} {value}"
             for name, value in known.items()
-            if name in DEFAULTS and (name in read or value not in (text(DEFAULTS[name]), words.ABSENT))
+            if name in DEFAULTS and (name in fields_used or value not in (text(DEFAULTS[name]), words.ABSENT))
         ]
         where = words.in_parentheses(known.get(BUILT_AT, ""))
         rows += [(f"{title}{where}", ", ".join(shown))] if shown else []
@@ -96,12 +100,12 @@ def _job_rows(job: Job) -> list[tuple[str, str]]:
         ("World size", "" if job.world_size is None else words.count(job.world_size, "rank")),
         ("Ranks recorded", words.rank_numbers(job.ranks_seen)),
         ("Ranks missing", words.rank_numbers(job.missing_ranks)),
-        ("Hosts", _names(job.hosts)),
+        ("Hosts", _counted_names(job.hosts)),
         ("Backend", job.backend or ""),
         ("Device", job.device or ""),
-        ("Device names", _names(job.device_names)),
+        ("Device names", _counted_names(job.device_names)),
         ("Command", command_line(job.command)),
-        ("Started", _moment(job.started_ns)),
+        ("Started", _utc_time(job.started_ns)),
         ("Duration", "" if job.duration_s is None else words.seconds(job.duration_s)),
         ("Exit code", "" if job.exit_code is None else str(job.exit_code)),
     ]
@@ -117,7 +121,7 @@ def _analysis_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     )
     rows = [
         ("ddpdoctor", diagnosis.tool_version),
-        ("Created", _moment(diagnosis.created_ns)),
+        ("Created", _utc_time(diagnosis.created_ns)),
         ("Analysed", ", ".join(diagnosis.source)),
         (
             "Steps",
@@ -149,20 +153,19 @@ def settings_groups(settings: Mapping[str, Any]) -> list[tuple[str, list[tuple[s
     for name, value in settings.items():
         title = name.replace("_", " ")
         if isinstance(value, Mapping):
-            grouped.append((title, flat(_named(value))))
+            grouped.append((title, flat(_without_id(value))))
         elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
             numbered = [
                 (f"{title} {index}" if len(value) > 1 else title, item) for index, item in enumerate(value, 1)
             ]
-            grouped += [(label, flat(_named(item))) for label, item in numbered[:GROUPS]]
+            grouped += [(label, flat(_without_id(item))) for label, item in numbered[:GROUPS]]
         else:
             plain.append((name, text(value)))
     return ([("Settings", plain)] if plain else []) + grouped
 
 
-def _named(value: Mapping[str, Any]) -> dict[str, Any]:
-    """An object that the job built, without its id, which the title has. The line is kept only as text: older files have a line
-    number there."""
+def _without_id(value: Mapping[str, Any]) -> dict[str, Any]:
+    """An object that the job built, without its id. Its line is kept only if it is text: older files have a line number there."""
     named = {BUILT_AT if name == "where" else name: item for name, item in value.items() if name != "id"}
     if not isinstance(named.get(BUILT_AT), str):
         named.pop(BUILT_AT, None)
@@ -170,7 +173,7 @@ def _named(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested mappings as dotted names, at most :data:`ROWS` of them."""
+    """(Dotted name, text) of the values of nested mappings, at most :data:`ROWS`."""
     rows: list[tuple[str, str]] = []
     for name, item in value.items():
         if isinstance(item, Mapping):
@@ -183,7 +186,7 @@ def flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 def text(value: Any) -> str:
-    """Any JSON value on one line, shortened."""
+    """Any JSON value as one line of text, shortened."""
     if isinstance(value, Mapping):
         shown = ", ".join(f"{name} {text(item)}" for name, item in list(value.items())[:12])
         return shown + (" …" if len(value) > 12 else "")
@@ -221,13 +224,13 @@ def command_line(command: Sequence[str]) -> str:
     return shlex.join(command)
 
 
-def _names(names: Sequence[str]) -> str:
-    """Names with their number of occurrences, at most 12."""
+def _counted_names(names: Sequence[str]) -> str:
+    """Up to 12 names with their number of occurrences."""
     counted = Counter(names)
     return listed([f"{count} × {name}" if count > 1 else name for name, count in counted.items()], 12)
 
 
-def _moment(nanoseconds: int | None) -> str:
+def _utc_time(nanoseconds: int | None) -> str:
     if nanoseconds is None:
         return ""
     try:
@@ -238,7 +241,7 @@ def _moment(nanoseconds: int | None) -> str:
 
 
 def project_root(diagnosis: Diagnosis) -> str | None:
-    """The deepest folder that contains all source files of the user in ``diagnosis``; None if no path is absolute."""
+    """The deepest folder that contains all of the user's source files in ``diagnosis``; None if it is / or no path is absolute."""
     files = [
         place.file for finding in diagnosis.findings for where in finding.where for place in where.call_path
     ]

@@ -1,4 +1,4 @@
-"""``diagnosis.json``."""
+"""Writes ``diagnosis.json``."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.written import DIAGNOSIS, write_file
 
 _CONTROL_BYTES = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\xaa-\xae]|\xe2\x81[\xa6-\xa9]")
-"""UTF-8 of characters that JSON allows unescaped and that terminals interpret: the control characters U+007F to U+009F, and the marks
-of writing direction U+061C, U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069."""
+"""UTF-8 of characters that JSON allows unescaped and terminals interpret: the control characters U+007F to U+009F, and the
+bidirectional controls U+061C, U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069."""
 
 
 def to_json(diagnosis: Diagnosis) -> bytes:
-    """The diagnosis as JSON, see :func:`encoded`."""
+    """The diagnosis as JSON (UTF-8), see :func:`encoded`."""
     return encoded(diagnosis)
 
 
 def encoded(value: Any) -> bytes:
     """``value`` as JSON (UTF-8).
 
-    Infinities become null, as JSON has none. Invalid bytes of file names are escaped. Control characters and marks of writing
-    direction are escaped, so that the file can be printed safely on a terminal.
+    Infinities become null, because JSON has none. Invalid bytes of file names are escaped. Control characters, also bidirectional
+    ones, are escaped, so that the file can be printed safely on a terminal.
     """
     try:
         data = msgspec.json.encode(value, enc_hook=plain_value)
@@ -43,7 +43,7 @@ def formatted(value: Any) -> bytes:
 
 
 def write_json(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
-    """Write ``diagnosis.json`` to ``path``. Raises DdpDoctorError where it cannot, or another file is there."""
+    """Write ``diagnosis.json`` to ``path``. Raises DdpDoctorError if it cannot be written or would replace another file."""
     write_file(path, formatted(diagnosis), DIAGNOSIS)
 
 

@@ -1,4 +1,4 @@
-"""JUnit XML: a CI server shows every rule as failed, passed or skipped."""
+"""Renders a diagnosis as JUnit XML, so that CI servers show each rule as failed, passed or skipped."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ INVALID_CHARACTERS = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U
 
 
 def render_junit(diagnosis: Diagnosis, *, fail_on: str = "warning") -> str:
-    """One test case per rule. Findings of severity ``fail_on`` or worse are failures, others pass with output. Without a failure,
-    the case ``verdict`` is an error if the job did not complete or has no verdict."""
+    """JUnit XML with one test case per rule. Findings of severity ``fail_on`` or worse are failures, others pass with output. If
+    there is no failure but the job did not complete or has no verdict, the additional case ``verdict`` is an error."""
     suite = ElementTree.Element("testsuite", name="ddpdoctor")
     failures = 0
     for finding in diagnosis.findings:
@@ -31,14 +31,14 @@ def render_junit(diagnosis: Diagnosis, *, fail_on: str = "warning") -> str:
         _case(suite, rule.rule)
     for skipped in diagnosis.skipped:
         ElementTree.SubElement(_case(suite, skipped.rule), "skipped", message=_valid_xml(skipped.why))
-    undecided = None if failures else words.undecided(diagnosis)
-    if undecided is not None:
+    why_not_passed = None if failures else words.why_not_passed(diagnosis)
+    if why_not_passed is not None:
         case = _case(suite, "verdict")
-        ElementTree.SubElement(case, "error", message=_valid_xml(f"No result: {undecided}."))
+        ElementTree.SubElement(case, "error", message=_valid_xml(f"No result: {why_not_passed}."))
     suite.set("tests", str(len(suite)))
     suite.set("failures", str(failures))
     suite.set("skipped", str(len(diagnosis.skipped)))
-    suite.set("errors", str(int(undecided is not None)))
+    suite.set("errors", str(int(why_not_passed is not None)))
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 

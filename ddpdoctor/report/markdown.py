@@ -1,4 +1,4 @@
-"""Markdown for an issue or ticket: the verdict, the costliest findings with their fixes, and the notes."""
+"""Renders a diagnosis as Markdown for an issue or ticket: verdict, costliest findings with their fixes, and notes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from ddpdoctor.report.summary import cost_sentence, run_line, subtitle
 from ddpdoctor.report.tables import SHORT_ROWS, attempts_table, hang_table, trainings_table
 
 DETAILED_FINDINGS = 3
-"""Most findings shown with explanation and fix; the table has all findings."""
-_LINK_POINTS = re.compile(r"(?<=[@#])(?=[\w])|(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=\bGH)(?=-\d)", re.IGNORECASE)
+"""Maximum number of findings shown with explanation and fix; the table has all findings."""
+_LINK_OR_MENTION = re.compile(
+    r"(?<=[@#])(?=[\w])|(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=\bGH)(?=-\d)", re.IGNORECASE
+)
 _SEPARATOR = "<!-- -->"
-"""Inserted to prevent mentions and links: code hosts search for them in the rendered text, where a backslash no longer has an effect."""
+"""Inserted to prevent mentions and links. Code hosts detect them in the rendered text, in which a backslash has no effect."""
 
 
 def render_markdown(diagnosis: Diagnosis) -> str:
@@ -29,20 +31,20 @@ def render_markdown(diagnosis: Diagnosis) -> str:
     ]
     standing = hang_table(diagnosis, SHORT_ROWS)
     if standing is not None:
-        blocks.append(_rows(standing))
+        blocks.append(_table_markdown(standing))
     if attempts := attempts_table(diagnosis):
-        blocks.append(_rows(attempts))
+        blocks.append(_table_markdown(attempts))
     if trainings := trainings_table(diagnosis):
-        blocks.append(_rows(trainings))
+        blocks.append(_table_markdown(trainings))
     if diagnosis.findings:
-        blocks.append(_table(diagnosis.findings, words.all_ranks_label(diagnosis)))
+        blocks.append(_findings_table(diagnosis.findings, words.all_ranks_label(diagnosis)))
     blocks += [
         finding_markdown(finding)
         for finding in diagnosis.findings[:DETAILED_FINDINGS]
         if finding.severity != "info"
     ]
     if diagnosis.tried is not None:
-        blocks += _tried(experiment_view(diagnosis.tried))
+        blocks += _trial_blocks(experiment_view(diagnosis.tried))
     blocks += ["\n".join(f"- {escape(note)}" for note in diagnosis.notes)] if diagnosis.notes else []
 
     blocks.append(f"<sub>ddpdoctor {escape(diagnosis.tool_version)}. {words.checks_summary(diagnosis)}</sub>")
@@ -50,39 +52,39 @@ def render_markdown(diagnosis: Diagnosis) -> str:
 
 
 def escape(text: str) -> str:
-    """``text`` on one line, with markup of Markdown and HTML, links and mentions escaped; text in backticks stays code."""
+    """``text`` on one line, with Markdown, HTML, links and mentions escaped. Text in backticks stays code."""
     pieces = []
     for piece, is_code in words.split_code(plain(" ".join(text.split()))):
         escaped = piece.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         escaped = re.sub(r"([\\*_\[\]#|~@`])", r"\\\1", escaped)
-        pieces.append(code(piece) if is_code else _LINK_POINTS.sub(_SEPARATOR, escaped))
+        pieces.append(code(piece) if is_code else _LINK_OR_MENTION.sub(_SEPARATOR, escaped))
     return "".join(pieces)
 
 
 def code(text: str) -> str:
-    """``text`` as inline code; it may contain backticks and bars."""
+    """``text`` as inline code. It may contain backticks and vertical bars."""
     line = plain(" ".join(text.split()))
     ticks = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     pad = " " if "`" in line else ""
     return f"{ticks}{pad}{line.replace('|', chr(92) + '|')}{pad}{ticks}"
 
 
-def _rows(table: Table) -> str:
+def _table_markdown(table: Table) -> str:
     lines = [table.head, ["---"] * len(table.head), *([escape(cell) for cell in row] for row in table.rows)]
     return "\n".join([f"**{escape(table.title)}**", "", *(f"| {' | '.join(line)} |" for line in lines)])
 
 
-def _tried(view: SimpleNamespace) -> list[str]:
-    as_it_is = ["unchanged", "", view.baseline, ""]
-    rows = _rows(Table(TITLE, view.table.head, [as_it_is, *view.table.rows]))
-    losses = [] if view.losses is None else [_rows(view.losses)]
+def _trial_blocks(view: SimpleNamespace) -> list[str]:
+    unchanged_row = ["unchanged", "", view.baseline, ""]
+    rows = _table_markdown(Table(TITLE, view.table.head, [unchanged_row, *view.table.rows]))
+    losses = [] if view.losses is None else [_table_markdown(view.losses)]
     return [rows, *(escape(line) for line in (*view.notes, view.best) if line), *losses]
 
 
-def _table(findings: list[Finding], all_ranks: str) -> str:
+def _findings_table(findings: list[Finding], all_ranks: str) -> str:
     table = [["finding", "who", "costs per step", "speedup", "where"]]
     for finding in findings:
-        limit = words.limit(finding)
+        prefix = words.cost_prefix(finding)
         cost = words.cost_in_total(finding) or (
             words.NO_COST
             if finding.costs_ms_per_step is None
@@ -90,13 +92,13 @@ def _table(findings: list[Finding], all_ranks: str) -> str:
         )
         if finding.share is not None:
             ends = (words.cost_range(finding), words.percent(finding.share))
-            cost = f"{limit}{cost} ({', '.join(filter(None, ends))})"
+            cost = f"{prefix}{cost} ({', '.join(filter(None, ends))})"
         where = code(location(finding)) if location(finding) else ""
         cells = [
             f"{escape(finding.title)} ({escape(finding.severity)})",
             words.rank_names(finding.ranks, all_ranks),
             cost,
-            words.speedup_text(finding, limit),
+            words.speedup_text(finding, prefix),
             where,
         ]
         table.append(cells)
@@ -105,13 +107,13 @@ def _table(findings: list[Finding], all_ranks: str) -> str:
 
 
 def fenced(text: str, language: str = "") -> str:
-    """A block of code; ``text`` may contain backticks."""
+    """``text`` as a fenced code block. It may contain backticks."""
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 def finding_markdown(finding: Finding) -> str:
-    """One finding: its explanation, its line, and the first fix."""
+    """One finding as Markdown: explanation, source lines and first fix."""
     blocks = [f"### {escape(finding.title)}"]
     blocks += [escape(block) for block in finding.explanation.split("\n\n") if block.strip()]
     if finding.where:

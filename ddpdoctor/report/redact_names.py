@@ -1,4 +1,4 @@
-"""Names in a diagnosis (hosts, users, arguments, environment) and their pseudonyms."""
+"""Finds names in a diagnosis (hosts, users, arguments, environment) and replaces them by pseudonyms."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ddpdoctor.measure.facts import Facts
 from ddpdoctor.measure.taxonomy import PARTS
 from ddpdoctor.rundir.packages import LIBRARY
 
-_LETTER = r"[^\s'\"`,;:<>|()\[\]{}=/\\]"
+_PATH_CHARACTER = r"[^\s'\"`,;:<>|()\[\]{}=/\\]"
 _VERB = r"(?:is|was|are|were|has|have|had|holds|cannot|could|does|did|will|wrote|took)\b"
-_SEGMENT = rf"{_LETTER}+(?:(?: (?!{_VERB}|\d+ ?/|[kMGT]?i?B/){_LETTER}+){{1,3}}(?=[/\\]{_LETTER}))?"
-"""A part of a path. It may contain up to three spaces if a separator follows and no word after a space is a verb."""
+_SEGMENT = rf"{_PATH_CHARACTER}+(?:(?: (?!{_VERB}|\d+ ?/|[kMGT]?i?B/){_PATH_CHARACTER}+){{1,3}}(?=[/\\]{_PATH_CHARACTER}))?"
+"""Matches a part of a path. It may contain up to three spaces if a separator follows and no word after a space is a verb."""
 PATH = re.compile(
     rf"(?<![\w./\-])(?:(?:[A-Za-z]:)?(?:[/\\](?!/){_SEGMENT})+[/\\]?|\\\\{_SEGMENT}(?:\\{_SEGMENT})*|~[\w.-]*(?:/{_SEGMENT})+|~[\w-]{{2,}})"
 )
-"""An absolute path in a text, but not the part of a URL after "://"."""
+"""Matches an absolute path in a text, except the part of a URL after "://"."""
 _QUOTED_PATH = re.compile(
     r"(?P<quote>['\"`])(?P<path>(?:~|file:|[A-Za-z]:\\|\\\\|/(?!/))[^'\"`\n]*)(?P=quote)"
 )
@@ -37,7 +37,7 @@ PUBLIC_HOSTS = frozenset([
     "prometheus.io", "www.usenix.org", "www.deepspeed.ai", "ui.perfetto.dev", "docs.oasis-open.org", "json.schemastore.org",
     "json-schema.org", "lightning.ai", "docs.ray.io",
 ])  # fmt: skip
-"""Hosts of public documentation: links to them stay."""
+"""Hosts of public documentation. Links to them are kept."""
 _PUBLIC_FOLDERS = re.compile(
     r"https://(?:huggingface\.co/docs/|github\.com/(?:NVIDIA|pytorch|Lightning-AI)/)"
 )
@@ -46,8 +46,8 @@ _DOMAIN = re.compile(
     r"(?<![\w.-])(?:[A-Za-z0-9][\w-]{0,62}\.){1,8}"
     r"(?i:(?P<sure>com|org|edu|gov|mil|localdomain)|net|local|internal|lan|corp|cluster|intra|intranet|home|compute)(?![\w-])"
 )
-"""A full host name, recognized by its ending. With an ending outside ``sure`` it must contain a digit or a hyphen, because it could
-be a name in a program (threading.local)."""
+"""Matches a full host name by its ending. With an ending outside ``sure`` it must contain a digit or a hyphen, because it could be a
+name in a program (threading.local)."""
 _MAC = re.compile(r"(?<![\w:-])[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5,19}(?![\w:-])")
 _UUID = re.compile(r"(?<!\w)(?:(?:GPU|MIG)-)?[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?!\w)")
 _GUID = re.compile(r"(?<!\w)(?:0x[0-9A-Fa-f]{16}|(?:[0-9A-Fa-f]{4}:){3}[0-9A-Fa-f]{4})(?![\w:])")
@@ -55,30 +55,30 @@ _IP_ADDRESS = re.compile(
     r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9A-Fa-f:]{2,39}(?:%\w{1,15})?)(?![\w:]|\.\d)"
 )
 
-_MOST_LETTERS = 1 << 21
-"""Most characters of all names together; the host names of a job of 30,000 hosts have fewer."""
-_MOST_NESTED = 30
-"""Most nested groups of a pattern."""
+_MAX_CHARACTERS = 1 << 21
+"""Maximum number of characters of all names together. The host names of 30,000 hosts have fewer."""
+_MAX_DEPTH = 30
+"""Maximum nesting depth of groups in a pattern."""
 
 Pseudonym = Callable[[str, str], str]
 """(kind, name) → pseudonym."""
 
 
 def any_of(names: Iterable[str], depth: int = 0) -> str:
-    """A pattern for any of ``names`` that prefers the longest match. Common prefixes are factored out, so that thousands of names
-    cost little more than a few. Raises DdpDoctorError if there are too many."""
+    """A pattern that matches any of ``names`` and prefers the longest. Common prefixes are factored out, so that thousands of names
+    take little more time than a few. Raises DdpDoctorError if there are too many."""
     ordered = sorted(set(names))
-    if depth == 0 and sum(map(len, ordered)) > _MOST_LETTERS:
+    if depth == 0 and sum(map(len, ordered)) > _MAX_CHARACTERS:
         raise DdpDoctorError(
-            f"too many names to redact: together they have more than {_MOST_LETTERS:,} characters. Nothing was redacted."
+            f"too many names to redact: together they have more than {_MAX_CHARACTERS:,} characters. Nothing was redacted."
         )
     if len(ordered) == 1:
         return re.escape(ordered[0])
-    if depth >= _MOST_NESTED:
+    if depth >= _MAX_DEPTH:
         return f"(?:{'|'.join(map(re.escape, sorted(ordered, key=len, reverse=True)))})"
     pieces = []
-    for _, alike in groupby(filter(None, ordered), key=lambda name: name[0]):
-        group = list(alike)
+    for _, with_same_initial in groupby(filter(None, ordered), key=lambda name: name[0]):
+        group = list(with_same_initial)
         shared = os.path.commonprefix([group[0], group[-1]])  # noqa: RUF071 - of letters, not of folders
         pieces.append(re.escape(shared) + any_of((name[len(shared) :] for name in group), depth + 1))
     return f"(?:{'|'.join([*pieces, *(name for name in ordered if not name)])})"
@@ -91,7 +91,7 @@ def is_public(url: str) -> bool:
 
 
 def without_paths(text: str, root: str | None, pseudonym: Pseudonym) -> str:
-    """``text`` with paths and URLs relative to the project or the library, else replaced."""
+    """``text`` with paths made relative to the project or library, and other paths and URLs replaced. Public URLs are kept."""
 
     def url(found: re.Match[str]) -> str:
         address = found[0].rstrip(".,:;!?")
@@ -99,7 +99,7 @@ def without_paths(text: str, root: str | None, pseudonym: Pseudonym) -> str:
         return found[0] if is_public(address) else f"{found[1]}://{pseudonym('url', address)}{end}"
 
     def quoted(found: re.Match[str]) -> str:
-        # All of it, because a quoted path may contain any character.
+        # A quoted path may contain any character.
         return f"{found['quote']}{relative_path(found['path'], root, pseudonym)}{found['quote']}"
 
     text = _QUOTED_PATH.sub(quoted, URL.sub(url, text))
@@ -107,7 +107,7 @@ def without_paths(text: str, root: str | None, pseudonym: Pseudonym) -> str:
 
 
 def relative_path(path: str, root: str | None, pseudonym: Pseudonym) -> str:
-    """``path`` relative to the project or the library; else a pseudonym, which keeps the name of a Python file."""
+    """``path`` relative to the project or the library; else a pseudonym, followed by the name of a Python file."""
     library = LIBRARY.match(path)
     if library:
         return f"{library[1]}/{path[library.end() :]}"
@@ -120,7 +120,7 @@ def relative_path(path: str, root: str | None, pseudonym: Pseudonym) -> str:
 
 
 def without_identifiers(text: str, pseudonym: Pseudonym) -> str:
-    """``text`` without e-mail addresses, full host names, addresses of networks and identifiers of hardware."""
+    """``text`` with e-mail addresses, full host names, network addresses and hardware identifiers replaced."""
 
     def domain(found: re.Match[str]) -> str:
         name = found[0].lower()
@@ -140,7 +140,7 @@ def without_identifiers(text: str, pseudonym: Pseudonym) -> str:
 
 def _is_address(word: str) -> bool:
     if word.startswith("c10::"):
-        return False  # C++, of which every letter is a hexadecimal digit
+        return False  # a C++ namespace whose letters are all hexadecimal digits
     try:
         return "." in word or (word.count(":") > 1 and bool(ipaddress.ip_address(word)))
     except ValueError:
@@ -150,7 +150,7 @@ def _is_address(word: str) -> bool:
 _HOME = re.compile(r"(?:(?<![\w.\-])|[/\\])(?:home|Users|users|scratch|fsx)[/\\]([^/\\\s'\"]+)")
 _TILDE = re.compile(r"(?<![\w.\-])~([\w.-]+)")
 _USER_VARIABLES = ("USER", "LOGNAME", "USERNAME", "SLURM_JOB_USER", "SUDO_USER")
-_SHARED_FOLDERS = {
+_NOT_USERS = {
     *("root", "nobody", "shared", "datasets", "projects", "project", "public", "tmp"),
     *("cache", "models", "checkpoints"),
 }
@@ -158,16 +158,24 @@ _SHARED_FOLDERS = {
 _HOST_PORT = re.compile(r"(?<![\w.-])([A-Za-z][\w-]*(?:\.[\w-]+){0,8}):\d{4,5}(?!\w)")
 _HOST_VARIABLES = ("MASTER_ADDR", "NCCL_COMM_ID", "NCCL_HOSTID", "TORCHELASTIC_RUN_ID")
 _NUMBERED = re.compile(r"([A-Za-z][A-Za-z_-]*)(\d+)")
-_LONG_VALUE = 8
-"""Values of arguments and variables of at least this length are replaced in all texts; shorter ones ("gloo", "32") are common words."""
+_MIN_VALUE_LENGTH = 8
+"""Minimum length at which values of arguments and variables are replaced in all texts. Shorter ones ("gloo", "32") are common words."""
 
 _TUNING_VARIABLES = re.compile(
     r"(NCCL|TORCH|PYTORCH|OMP|MKL|OPENBLAS|KMP|GLOO|CUDA|NVIDIA|HIP|ROCR|UCX|FI|RCCL)_\w+"
     r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE"
 )
-"""Environment variables that tune a job; values of all others are replaced."""
-_IDENTIFYING = re.compile(r"\w*(?:HOSTID|COMM_ID|RUN_ID|JOB_ID|ADDR|HOST|USER|NAME|PATH|DIR|FILE|URL)")
-_INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES", "NCCL_NET")
+"""Environment variables that tune a job. The values of all others are replaced."""
+_IDENTIFYING_VARIABLES = re.compile(
+    r"\w*(?:HOSTID|COMM_ID|RUN_ID|JOB_ID|ADDR|HOST|USER|NAME|PATH|DIR|FILE|URL)"
+)
+_INTERFACE_VARIABLES = (
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_IB_HCA",
+    "UCX_NET_DEVICES",
+    "NCCL_NET",
+)
 _TECHNICAL_WORD = re.compile(
     r"[+-]?\d{1,12}(?:\.\d+)?[a-z]{0,3}|0x[0-9a-f]{1,8}"
     # network interfaces and adapters
@@ -190,7 +198,7 @@ _TECHNICAL_WORD = re.compile(
 
 
 class Pseudonyms:
-    """One pseudonym per kind and name, numbered in order of first use."""
+    """Assigns a pseudonym to each kind and name, numbered in order of first use."""
 
     def __init__(self) -> None:
         self._given: dict[str, dict[str, str]] = {}
@@ -209,7 +217,7 @@ def _is_number(host: str) -> bool:
 
 
 def redacted_environment(environment: Mapping[str, str], pseudonym: Pseudonym) -> dict[str, str]:
-    """The environment with pseudonyms for all values except those of tuning variables that consist of numbers and known words."""
+    """The environment with all values replaced, except those of tuning variables that consist of numbers and known words."""
     return {
         name: value if _is_harmless(name, value) else pseudonym("value", value)
         for name, value in environment.items()
@@ -217,16 +225,18 @@ def redacted_environment(environment: Mapping[str, str], pseudonym: Pseudonym) -
 
 
 def _is_harmless(name: str, value: str) -> bool:
-    if not _TUNING_VARIABLES.fullmatch(name) or (_IDENTIFYING.fullmatch(name) and name not in _INTERFACES):
+    if not _TUNING_VARIABLES.fullmatch(name) or (
+        _IDENTIFYING_VARIABLES.fullmatch(name) and name not in _INTERFACE_VARIABLES
+    ):
         return False
     return all(not word or _TECHNICAL_WORD.fullmatch(word) for word in re.split(r"[\s,;:=+^%|{}-]", value))
 
 
 def host_names(diagnosis: Diagnosis, pseudonyms: Pseudonyms) -> dict[str, str]:
-    """Pseudonyms of all hosts, by full and short name in lower case."""
+    """Pseudonyms of all hosts, by full and by short name in lower case."""
     hosts = [*diagnosis.job.hosts, *(rank.host for rank in diagnosis.ranks if rank.host)]
     hosts += [source_host(series.source) for series in diagnosis.telemetry]
-    hosts += _addressed(diagnosis.job)
+    hosts += _hosts_in_arguments(diagnosis.job)
     found: dict[str, str] = {}
     for host in map(str.lower, hosts):
         short, _, domain = host.partition(".")
@@ -239,12 +249,12 @@ def host_names(diagnosis: Diagnosis, pseudonyms: Pseudonyms) -> dict[str, str]:
 
 
 def source_host(source: str) -> str:
-    """The host in the source of a telemetry series, "node1 GPU 0", "node1 rank 3"."""
+    """The host in the source of a telemetry series: "node1" in "node1 GPU 0" and "node1 rank 3"."""
     return re.sub(r" (GPU|rank) \d+$", "", source)
 
 
-def _addressed(job: Job) -> list[str]:
-    """Hosts in arguments and variables, recorded or not."""
+def _hosts_in_arguments(job: Job) -> list[str]:
+    """Hosts in the command's arguments and in environment variables."""
     texts = [
         *job.command,
         *(value for name, value in job.environment.items() if not _is_harmless(name, value)),
@@ -267,7 +277,7 @@ def user_names(diagnosis: Diagnosis, texts: Iterable[str], pseudonym: Pseudonym)
         users.append(getpass.getuser())
     except (OSError, KeyError):
         pass  # an account without a name
-    not_users = _SHARED_FOLDERS | reserved_words()
+    not_users = _NOT_USERS | reserved_words()
     known = dict.fromkeys(user.lower() for user in users if len(user) > 1)
     return {user: pseudonym("user", user) for user in known if user not in not_users}
 
@@ -275,9 +285,8 @@ def user_names(diagnosis: Diagnosis, texts: Iterable[str], pseudonym: Pseudonym)
 def redacted_command(
     command: list[str], root: str | None, pseudonym: Pseudonym
 ) -> tuple[list[str], dict[str, str]]:
-    """(Command with pseudonyms for its arguments, argument values to replace in other texts). Program and scripts stay, without
-    folders outside the project.
-    """
+    """(Command with pseudonyms for its arguments, argument values to replace in other texts). Program and scripts are kept, without
+    folders outside the project."""
     words, replaced = [], {}
     for index, word in enumerate(command):
         if index == 0:
@@ -290,47 +299,46 @@ def redacted_command(
         else:
             words.append(pseudonym("argument", word))
             value = word.partition("=")[2] if word.startswith("-") else word
-            if len(value) >= _LONG_VALUE:
+            if len(value) >= _MIN_VALUE_LENGTH:
                 replaced[value] = pseudonym("argument", word)
     return words, replaced
 
 
 def hidden_values(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """Replaced values of variables that are long enough to be replaced in other texts too, with their pseudonyms."""
+    """Pseudonyms of replaced values of variables that are long enough to be replaced in other texts, too."""
     return {
         value: after[name]
         for name, value in before.items()
-        if after[name] != value and len(value) >= _LONG_VALUE and not _is_number(value)
+        if after[name] != value and len(value) >= _MIN_VALUE_LENGTH and not _is_number(value)
     }
 
 
 def replacer(names: Mapping[str, str], values: Mapping[str, str]) -> Callable[[str], str]:
-    """A function that replaces whole words, longest first, so that "node1" does not match in "node12".
-
-    ``names`` match ignoring case and also next to a ``_``; ``values`` match exactly.
-    """
-    pattern = _words(names, "A-Za-z0-9", re.IGNORECASE)
-    exactly = _words(values, r"\w", 0)
+    """A function that replaces whole words, longest first, so that "node1" does not match in "node12". ``names`` match regardless of
+    case and also next to ``_``; ``values`` match exactly."""
+    names_pattern = _word_pattern(names, "A-Za-z0-9", re.IGNORECASE)
+    values_pattern = _word_pattern(values, r"\w", 0)
 
     def replace(text: str) -> str:
-        if exactly:
-            text = exactly.sub(lambda found: values[found[0]], text)
-        return pattern.sub(lambda found: names[found[0].lower()], text) if pattern else text
+        if values_pattern:
+            text = values_pattern.sub(lambda found: values[found[0]], text)
+        return names_pattern.sub(lambda found: names[found[0].lower()], text) if names_pattern else text
 
     return replace
 
 
-def _words(names: Iterable[str], letters: str, flags: int) -> re.Pattern[str] | None:
+def _word_pattern(names: Iterable[str], letters: str, flags: int) -> re.Pattern[str] | None:
     known = [name for name in names if name]
     if not known:
         return None
     return re.compile(rf"(?<![{letters}]){any_of(known)}(?![{letters}])", flags)
 
 
-def hosts_named_alike(
+def similarly_named_hosts(
     texts: Iterable[str], names: Mapping[str, str], pseudonyms: Pseudonyms
 ) -> dict[str, str]:
-    """Hosts in ``texts`` that are numbered like one of ``names`` but are not among them: node18, if node17 is known."""
+    """Pseudonyms of further hosts in ``texts`` with the same prefix and number of digits as one of ``names``: node18 if node17 is
+    known."""
     forms = {(found[1], len(found[2])) for name in names if (found := _NUMBERED.fullmatch(name))}
     forms = {
         (letters, digits)
@@ -350,7 +358,7 @@ def hosts_named_alike(
 
 @cache
 def reserved_words() -> frozenset[str]:
-    """Keys and terms of the diagnosis, which are never replaced, even if a host is called "data" or a user "train"."""
+    """Keys and terms of the diagnosis. They are never replaced, even if a host is called "data" or a user "train"."""
     names = [*_keys(msgspec.json.schema(Diagnosis)), *_keys(msgspec.json.schema(Facts)), *PARTS]
     words = {word for name in names for word in re.split(r"[\W_]+", name.lower())}
     return frozenset(

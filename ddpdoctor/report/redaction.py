@@ -1,7 +1,7 @@
-"""``--redact``: pseudonyms for hosts, users, paths and arguments, so that a diagnosis can be shared.
+"""Implements ``--redact``: replaces hosts, users, paths and arguments by pseudonyms, so that a diagnosis can be shared.
 
-The same name gets the same pseudonym everywhere. In fields with a known meaning (environment, command, sources, hosts) only values
-known to be harmless are kept; in sentences, known names and everything that looks like a name are replaced.
+A name gets the same pseudonym everywhere. In fields with a known meaning (environment, command, sources, hosts) only values known to
+be harmless are kept. In sentences, known names and everything that looks like a name are replaced.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ddpdoctor.report.redact_names import (
     any_of,
     hidden_values,
     host_names,
-    hosts_named_alike,
     is_public,
     redacted_command,
     redacted_environment,
     relative_path,
     replacer,
+    similarly_named_hosts,
     source_host,
     user_names,
     without_identifiers,
@@ -39,23 +39,23 @@ from ddpdoctor.report.redact_names import (
 def redact(diagnosis: Diagnosis) -> Diagnosis:
     """``diagnosis`` without names of hosts and users, addresses, paths outside the project and command arguments.
 
-    Paths inside the project and inside libraries become relative, all others a pseudonym. Numbers, rules, kernel names, and names
-    of the user's files and functions inside the project stay. Raises DdpDoctorError if there are too many names.
+    Paths inside the project and inside libraries become relative; all others become pseudonyms. Numbers, rules, kernel names, and
+    names of the user's files and functions inside the project are kept. Raises DdpDoctorError if there are too many names.
     """
     without_series = _without_trial_messages(_without_series(without_source_text(diagnosis)))
     document = msgspec.to_builtins(without_series, enc_hook=plain_value)
     texts: list[str] = []
-    _walk(document, texts.append)
+    _map_strings(document, texts.append)
     pseudonyms = Pseudonyms()
     root = project_root(without_series)
     hosts = host_names(without_series, pseudonyms)
-    hosts |= hosts_named_alike(texts, hosts, pseudonyms)
+    hosts |= similarly_named_hosts(texts, hosts, pseudonyms)
     users = user_names(without_series, texts, pseudonyms)
     command, arguments = redacted_command(without_series.job.command, root, pseudonyms)
     environment = redacted_environment(without_series.job.environment, pseudonyms)
     values = arguments | hidden_values(without_series.job.environment, environment)
     replace_names = replacer(users | hosts, {v: s for v, s in values.items() if v.lower() not in hosts})
-    replace_sources = _sources(without_series.source, root, pseudonyms)
+    replace_sources = _source_replacer(without_series.source, root, pseudonyms)
 
     @cache
     def redact_text(text: str) -> str:
@@ -64,8 +64,8 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
 
     document["job"] |= {"command": command, "environment": environment}
     _replace_names(document, root, pseudonyms)
-    cleaned = _walk(document, redact_text)
-    # Links to public documentation stay.
+    cleaned = _map_strings(document, redact_text)
+    # Links to public documentation are kept.
     for finding, before in zip(cleaned["findings"], diagnosis.findings, strict=True):
         if before.read_more and is_public(before.read_more):
             finding["read_more"] = before.read_more
@@ -95,13 +95,13 @@ def _without_trial_messages(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _replace_names(document: dict[str, Any], root: str | None, pseudonyms: Pseudonyms) -> None:
-    """Put pseudonyms into all fields of a diagnosis, as JSON values, whose whole value is a host or a path."""
+    """Replace, in ``document``, all fields whose value is a host or a path."""
 
     def host(name: str) -> str:
         is_address = re.fullmatch(r"[\d.]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:]*", name)
         return pseudonyms("address", name) if is_address else pseudonyms.host(name)
 
-    def inside(path: str) -> str:
+    def relative(path: str) -> str:
         return relative_path(path, root, pseudonyms) if _is_absolute(path) else path
 
     document["job"]["hosts"] = [host(name) for name in document["job"]["hosts"]]
@@ -111,20 +111,20 @@ def _replace_names(document: dict[str, Any], root: str | None, pseudonyms: Pseud
         name = source_host(series["source"])
         series["source"] = host(name) + series["source"][len(name) :]
     for field in ("findings", "standing", "flames"):
-        _relocate(document[field], inside)
-    document["source"] = [inside(path) for path in document["source"]]
+        _replace_files(document[field], relative)
+    document["source"] = [relative(path) for path in document["source"]]
 
 
-def _relocate(value: Any, inside: Callable[[str], str]) -> None:
-    """Apply ``inside`` to the file of each line of code in ``value``."""
+def _replace_files(value: Any, relative: Callable[[str], str]) -> None:
+    """Apply ``relative`` to the file of each line of code in ``value``."""
     if isinstance(value, dict):
         for item in value.values():
-            _relocate(item, inside)
+            _replace_files(item, relative)
         if isinstance(value.get("file"), str):
-            value["file"] = inside(value["file"])
+            value["file"] = relative(value["file"])
     elif isinstance(value, list | tuple):
         for item in value:
-            _relocate(item, inside)
+            _replace_files(item, relative)
 
 
 def _is_absolute(path: str) -> bool:
@@ -132,7 +132,7 @@ def _is_absolute(path: str) -> bool:
 
 
 def _without_series(diagnosis: Diagnosis) -> Diagnosis:
-    """``diagnosis`` without its series, which have no names; walking them would take seconds."""
+    """``diagnosis`` without its series, which contain no names and would take seconds to traverse."""
     telemetry = [msgspec.structs.replace(one, t_s=[], values=[]) for one in diagnosis.telemetry]
     return msgspec.structs.replace(diagnosis, series=Series(), telemetry=telemetry)
 
@@ -145,50 +145,50 @@ def _with_series(cleaned: Diagnosis, diagnosis: Diagnosis) -> Diagnosis:
     return msgspec.structs.replace(cleaned, series=diagnosis.series, telemetry=telemetry)
 
 
-def _walk(value: Any, redact_text: Callable[[str], object]) -> Any:
-    """``value``, made of JSON values, with ``redact_text`` applied to all of its keys and texts."""
+def _map_strings(value: Any, redact_text: Callable[[str], object]) -> Any:
+    """The JSON ``value`` with ``redact_text`` applied to all its keys and strings."""
     if isinstance(value, str):
         return redact_text(value)
     if isinstance(value, Mapping):
         return {
-            redact_text(key) if isinstance(key, str) else key: _walk(item, redact_text)
+            redact_text(key) if isinstance(key, str) else key: _map_strings(item, redact_text)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_walk(item, redact_text) for item in value]
+        return [_map_strings(item, redact_text) for item in value]
     return value
 
 
-def _sources(sources: Iterable[str], root: str | None, pseudonyms: Pseudonyms) -> Callable[[str], str]:
-    """A function that replaces the analysed paths, and paths below them, in a text.
-
-    Of a pattern, the folder before its first wildcard is replaced.
-    """
+def _source_replacer(
+    sources: Iterable[str], root: str | None, pseudonyms: Pseudonyms
+) -> Callable[[str], str]:
+    """A function that replaces the analysed paths, and paths below them, in a text. For a glob pattern, the folder before its first
+    wildcard is replaced."""
     relative: dict[str, str] = {}
     absolute: dict[str, str] = {}
     for source in sources:
         if "://" in source:
             continue
-        fixed = re.split(r"[*?\[]", source)[0]
-        path = os.path.normpath(source if fixed == source else fixed.rpartition("/")[0])
+        before_wildcard = re.split(r"[*?\[]", source)[0]
+        path = os.path.normpath(source if before_wildcard == source else before_wildcard.rpartition("/")[0])
         if Path(source).is_absolute():
             absolute[path] = relative_path(path, root, pseudonyms)
         elif path.strip("./"):
             relative[path] = pseudonyms("path", path)
-    whole = re.compile(rf"(?<![\w./\-]){any_of(absolute)}(?![\w\-])") if absolute else None
+    absolute_pattern = re.compile(rf"(?<![\w./\-]){any_of(absolute)}(?![\w\-])") if absolute else None
     names = any_of(relative) if relative else ""
-    # A name without a folder may be any word, so it is replaced only before a separator.
-    inside = re.compile(rf"(?<![\w./\-])(?:\./)?({names})(?=/)") if names else None
-    alone = re.compile(rf"(?<![\w./\-])(?:\./)?({names})(?![\w\-])") if names else None
+    # A name without a folder may be an ordinary word, so it is replaced only before a separator.
+    before_separator = re.compile(rf"(?<![\w./\-])(?:\./)?({names})(?=/)") if names else None
+    anywhere = re.compile(rf"(?<![\w./\-])(?:\./)?({names})(?![\w\-])") if names else None
 
     def replace(text: str) -> str:
-        if whole:
-            text = whole.sub(lambda match: absolute[match[0]], text)
-        if inside is None or alone is None:
+        if absolute_pattern:
+            text = absolute_pattern.sub(lambda match: absolute[match[0]], text)
+        if before_separator is None or anywhere is None:
             return text
-        text = inside.sub(lambda match: relative[match[1]], text)
+        text = before_separator.sub(lambda match: relative[match[1]], text)
         if text in relative:
             return relative[text]
-        return alone.sub(lambda match: relative[match[1]] if "/" in match[1] else match[0], text)
+        return anywhere.sub(lambda match: relative[match[1]] if "/" in match[1] else match[0], text)
 
     return replace

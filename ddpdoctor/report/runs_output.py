@@ -1,4 +1,4 @@
-"""A comparison of two runs, and the history of many, on the terminal and as one HTML file."""
+"""Shows a comparison of two runs, and the history of many, on the terminal and as one HTML file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ddpdoctor.report.charts.lines import ChartAxes, LineChart, Mark, line_chart
 from ddpdoctor.report.compare import Comparison, FindingChange, Side
 from ddpdoctor.report.console_output import cell, print_line, print_wrapped
 from ddpdoctor.report.history import History, HistoryRun, JobHistory
-from ddpdoctor.report.html import render_plain
+from ddpdoctor.report.html import render_without_scripts
 from ddpdoctor.report.job_view import Table
 
 _STYLES = {"faster": "bold green", "slower": "bold red"}
 _STATUS_STYLES = {"resolved": "green", "new": "red", "changed": "yellow"}
-_CHANGES, _ROWS = 12, 500
-"""Most changed settings, and most rows of any other table, on the terminal; also most rows on the page. The JSON has all."""
+_MAX_CHANGES, _MAX_ROWS = 12, 500
+"""Maximum number of rows on the terminal: of the table of changed settings, and of all other tables. The JSON has all."""
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -25,11 +25,13 @@ def render_comparison(comparison: Comparison) -> str:
         (name, f"{', '.join(side.source)}: {words.strip_backticks(side.headline)}")
         for name, side in (("before", comparison.before), ("after", comparison.after))
     ]
-    return render_plain("compare.html.j2", comparison=comparison, sides=sides, grids=grids(comparison))
+    return render_without_scripts(
+        "compare.html.j2", comparison=comparison, sides=sides, grids=grids(comparison)
+    )
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the verdict and the tables. Lines fit 80 columns where possible, but no id and no path is broken."""
+    """Print the verdict and the tables. Lines fit 80 columns if possible, but ids and paths are not broken."""
     print_line(console, comparison.verdict, _STYLES.get(comparison.judgement, "bold"))
     for side, name in ((comparison.before, "before"), (comparison.after, "after")):
         line = f"{name}: {', '.join(side.source)}: {side.headline}"
@@ -42,7 +44,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def grids(comparison: Comparison) -> list[Table]:
-    """The tables of a comparison, as text; empty ones are omitted."""
+    """The tables of a comparison, without empty ones."""
     found = [
         Table("Steps", ["", "before", "after", "change"], _step_rows(comparison.before, comparison.after)),
         Table("The whole run", ["", "before", "after", "change"], _run_rows(comparison)),
@@ -52,8 +54,8 @@ def grids(comparison: Comparison) -> list[Table]:
             [
                 [
                     words.part(row.part),
-                    _with_share(row.before_ms, row.before_share),
-                    _with_share(row.after_ms, row.after_share),
+                    _time_and_share(row.before_ms, row.before_share),
+                    _time_and_share(row.after_ms, row.after_share),
                     _difference(row.before_ms, row.after_ms),
                 ]
                 for row in comparison.breakdown
@@ -97,13 +99,17 @@ def _run_rows(comparison: Comparison) -> list[list[str]]:
     times = [("wall time", before.wall_s, after.wall_s)]
     times += [(words.part(row.part), row.before_s, row.after_s) for row in comparison.run]
     rows = [
-        [name, *(words.milliseconds(_ms(value)) for value in (old, new)), _difference(_ms(old), _ms(new))]
+        [
+            name,
+            *(words.milliseconds(_to_ms(value)) for value in (old, new)),
+            _difference(_to_ms(old), _to_ms(new)),
+        ]
         for name, old, new in times
     ]
     return [["goodput", words.percent(before.goodput), words.percent(after.goodput), ""], *rows]
 
 
-def _ms(value_s: float | None) -> float | None:
+def _to_ms(value_s: float | None) -> float | None:
     return None if value_s is None else 1e3 * value_s
 
 
@@ -124,7 +130,7 @@ def _cost(severity: str | None, ms: float | None, ranks: list[int] | None, all_r
     return f"{words.milliseconds(ms) if ms is not None else '?'}, {who} ({severity})"
 
 
-def _with_share(ms: float | None, share: float | None) -> str:
+def _time_and_share(ms: float | None, share: float | None) -> str:
     if share is None:
         return words.ABSENT
     return f"{words.milliseconds(ms)} ({words.percent(share)})" if ms is not None else words.percent(share)
@@ -145,7 +151,7 @@ def _number(value: float | None) -> str:
 
 
 def table_of(grid: Table) -> rich.table.Table:
-    """A grid as rich draws it."""
+    """``grid`` as a table of rich."""
     table = rich.table.Table(
         title=grid.title,
         title_justify="left",
@@ -157,7 +163,7 @@ def table_of(grid: Table) -> rich.table.Table:
     numbers = "change" in grid.head
     for index, name in enumerate(grid.head):
         table.add_column(name, justify="right" if numbers and index else "left")
-    rows = grid.rows[: _ROWS if numbers or grid.styles else _CHANGES]
+    rows = grid.rows[: _MAX_ROWS if numbers or grid.styles else _MAX_CHANGES]
     for index, row in enumerate(rows):
         style = grid.styles[index] if grid.styles else ""
         table.add_row(*(cell(text, style) for text in row))
@@ -166,10 +172,10 @@ def table_of(grid: Table) -> rich.table.Table:
     return table
 
 
-_COMMIT = 10
-"""Characters of a commit that are shown."""
-_LEAST_DRAWN = 3
-"""Fewest runs of a chart: two are compared faster in the table."""
+_COMMIT_LENGTH = 10
+"""Number of characters shown of a commit hash."""
+_MIN_CHART_RUNS = 3
+"""Minimum number of runs for a chart; two are easier to compare in the table."""
 _CHART_HEIGHT = 140
 """Pixels."""
 
@@ -177,11 +183,11 @@ _CHART_HEIGHT = 140
 def render_history(history: History) -> str:
     """The history as one HTML document without scripts."""
     jobs = [(job, _sentences(job), chart_of(job), [grid_of(job)]) for job in history.jobs]
-    return render_plain("history.html.j2", jobs=jobs, notes=history.notes)
+    return render_without_scripts("history.html.j2", jobs=jobs, notes=history.notes)
 
 
 def print_history(history: History, console: Console) -> None:
-    """Print each job with its changes and runs, the newest run last."""
+    """Print each job with its changes and its runs, newest run last."""
     for number, job in enumerate(history.jobs):
         if number:
             console.print()
@@ -194,8 +200,8 @@ def print_history(history: History, console: Console) -> None:
 
 
 def chart_of(job: JobHistory) -> LineChart | None:
-    """The median step time of each run, with a mark where it changed; None with fewer than ``_LEAST_DRAWN`` runs that have one."""
-    if sum(run.median_ms is not None for run in job.runs) < _LEAST_DRAWN:
+    """A chart of the median step time by run with its changes; None if fewer than ``_MIN_CHART_RUNS`` runs have a step time."""
+    if sum(run.median_ms is not None for run in job.runs) < _MIN_CHART_RUNS:
         return None
     axes = ChartAxes(
         title="Median step time by run",
@@ -221,10 +227,10 @@ def chart_of(job: JobHistory) -> LineChart | None:
 
 
 def grid_of(job: JobHistory) -> Table:
-    """The runs as a table of text; the first run after a change is marked."""
+    """A table of the runs. The first run after a change is marked."""
     changed = {change.first: change for change in job.changes}
-    is_accounted = any(run.wall_s is not None for run in job.runs)
-    is_restarted = any(run.restarts for run in job.runs)
+    has_wall_time = any(run.wall_s is not None for run in job.runs)
+    has_restarts = any(run.restarts for run in job.runs)
     rows = []
     for index, run in enumerate(job.runs):
         change = changed.get(index)
@@ -232,16 +238,19 @@ def grid_of(job: JobHistory) -> Table:
         rows.append(
             [
                 (run.started or "time unknown").replace("T", " ")[:16],
-                (run.commit or "")[:_COMMIT],
+                (run.commit or "")[:_COMMIT_LENGTH],
                 words.milliseconds(run.median_ms) + _interval(run),
-                *(_whole_run(run) if is_accounted else ()),
-                *([str(run.restarts)] if is_restarted else ()),
+                *(_whole_run(run) if has_wall_time else ()),
+                *([str(run.restarts)] if has_restarts else ()),
                 "healthy" if run.healthy else run.rule or "no verdict",
                 mark,
             ]
         )
-    of_run = [*(("wall time", "goodput") if is_accounted else ()), *(["restarts"] if is_restarted else ())]
-    return Table("Runs", ["started (UTC)", "commit", "median step", *of_run, "verdict", ""], rows)
+    run_columns = [
+        *(("wall time", "goodput") if has_wall_time else ()),
+        *(["restarts"] if has_restarts else ()),
+    ]
+    return Table("Runs", ["started (UTC)", "commit", "median step", *run_columns, "verdict", ""], rows)
 
 
 def _whole_run(run: HistoryRun) -> tuple[str, str]:
@@ -260,7 +269,7 @@ def _interval(run: HistoryRun) -> str:
 def _sentences(job: JobHistory) -> list[str]:
     sentences = []
     for change in job.changes:
-        where = f"{change.source}{f' ({change.commit[:_COMMIT]})' if change.commit else ''}"
+        where = f"{change.source}{f' ({change.commit[:_COMMIT_LENGTH]})' if change.commit else ''}"
         sentences.append(
             f"{'Slower' if change.ratio > 1 else 'Faster'} from {where} on: {words.milliseconds(change.before_ms)} → "
             f"{words.milliseconds(change.after_ms)} per step ({100 * (change.ratio - 1):+.1f} %; p = "
@@ -268,12 +277,12 @@ def _sentences(job: JobHistory) -> list[str]:
         )
     if job.newest_percent is not None and job.slower:
         sentences.append(f"The newest run is slower than those before it: {job.newest_percent:+.1f} %.")
-    elif job.newest_percent is not None and not job.undecided:
+    elif job.newest_percent is not None and not job.why_undecided:
         sentences.append(
             f"The newest run is not clearly slower than those before it ({job.newest_percent:+.1f} %)."
         )
-    if job.undecided:
+    if job.why_undecided:
         sentences.append(
-            f"{job.undecided[0].upper()}{job.undecided[1:]}. The newest run does not count as passed."
+            f"{job.why_undecided[0].upper()}{job.why_undecided[1:]}. The newest run does not count as passed."
         )
     return sentences

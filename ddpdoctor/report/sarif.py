@@ -1,4 +1,4 @@
-"""SARIF 2.1.0, so that code hosts show each finding at its line.
+"""Converts a diagnosis to SARIF 2.1.0, so that code hosts show each finding at its line.
 
 Format: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
 """
@@ -19,20 +19,20 @@ from ddpdoctor.rundir.packages import LIBRARY
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS = {"critical": "error", "warning": "warning", "info": "note"}
 ROOT = "PROJECT"
-"""Name of the base URI of source lines; code hosts resolve it to the repository."""
+"""Id of the base URI of source files, which code hosts resolve to the repository."""
 
 
 @dataclass(frozen=True)
-class _Place:
-    """How paths map to the repository: absolute paths are below ``root``, relative ones get the prefix ``before``."""
+class _Repository:
+    """Mapping of paths to the repository: absolute paths are below ``root``, relative ones get the prefix ``prefix``."""
 
     root: str | None
-    before: str
+    prefix: str
 
 
 def to_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
-    """One run with one result per finding; findings without a source line have no location."""
-    place = _place(diagnosis)
+    """A SARIF log with one run and one result per finding. Findings without a source line have no location."""
+    repository = _repository(diagnosis)
     rules = list({f.rule: f for f in diagnosis.findings}.values())
     driver: dict[str, Any] = {
         "name": "ddpdoctor",
@@ -42,32 +42,33 @@ def to_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
         driver["version"] = diagnosis.tool_version
     indices = {finding.rule: index for index, finding in enumerate(rules)}
     base: dict[str, Any] = {"description": {"text": "The folder of the repository."}}
-    if place.root is not None:
-        base["uri"] = f"file://{quote(place.root)}/"
+    if repository.root is not None:
+        base["uri"] = f"file://{quote(repository.root)}/"
     run: dict[str, Any] = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
         "originalUriBaseIds": {ROOT: base},
         "results": [
-            {**_result(finding, place), "ruleIndex": indices[finding.rule]} for finding in diagnosis.findings
+            {**_result(finding, repository), "ruleIndex": indices[finding.rule]}
+            for finding in diagnosis.findings
         ],
     }
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def _place(diagnosis: Diagnosis) -> _Place:
-    """The repository if it is known, else the folder of all of the user's source lines."""
+def _repository(diagnosis: Diagnosis) -> _Repository:
+    """The repository's root if it is known, else the common folder of the user's source files."""
     root, inside = project_root(diagnosis), diagnosis.job.folder_in_repository or ""
     if root is None:
         # Paths in a redacted diagnosis are relative to the project's folder.
-        return _Place(None, f"{inside}/" if inside else "")
+        return _Repository(None, f"{inside}/" if inside else "")
     if inside and root.endswith(f"/{inside}"):
         root = root.removesuffix(f"/{inside}")
-    return _Place(root, "")
+    return _Repository(root, "")
 
 
 def _rule(finding: Finding) -> dict[str, Any]:
-    """The description of a rule. It has no numbers of this run, because code hosts show it with all findings of the rule."""
+    """The description of a rule, without numbers of this run, because code hosts show it with all findings of the rule."""
     rule: dict[str, Any] = {
         "id": finding.rule,
         "name": "".join(word.capitalize() for word in re.split(r"[^A-Za-z0-9]+", finding.rule)),
@@ -81,11 +82,11 @@ def _rule(finding: Finding) -> dict[str, Any]:
     return rule
 
 
-def _result(finding: Finding, place: _Place) -> dict[str, Any]:
+def _result(finding: Finding, repository: _Repository) -> dict[str, Any]:
     lines = [finding.title, finding.explanation]
     if finding.costs_ms_per_step is not None:
         cost = words.milliseconds(finding.costs_ms_per_step) + words.in_parentheses(words.cost_range(finding))
-        lines.append(f"It costs {words.limit(finding)}{cost} per step.")
+        lines.append(f"It costs {words.cost_prefix(finding)}{cost} per step.")
     elif total := words.cost_in_total(finding):
         lines.append(f"It costs {total}.")
     lines += [f"{words.fix_label(fix)}: {fix.title}. {fix.why}" for fix in finding.fixes[:1]]
@@ -96,27 +97,27 @@ def _result(finding: Finding, place: _Place) -> dict[str, Any]:
         "costs_s": finding.costs_s,
         "speedup_if_fixed": finding.speedup_if_fixed,
     }
-    own = [where for where in finding.where if not LIBRARY.match(where.file)]
+    user_places = [where for where in finding.where if not LIBRARY.match(where.file)]
     result: dict[str, Any] = {
         "ruleId": finding.rule,
         "level": LEVELS.get(finding.severity, "note"),
         "message": {"text": "\n\n".join(line for line in lines if line)},
-        "locations": [_location(where, place) for where in own],
+        "locations": [_location(where, repository) for where in user_places],
         "properties": {name: value for name, value in properties.items() if value is not None},
     }
-    flows = [_flow(where, place) for where in own if where.callers]
+    flows = [_flow(where, repository) for where in user_places if where.callers]
     if flows:
         result["codeFlows"] = flows
     return result
 
 
-def _flow(where: Where, place: _Place) -> dict[str, Any]:
+def _flow(where: Where, repository: _Repository) -> dict[str, Any]:
     """The call path to a line, outermost caller first."""
     return {
         "threadFlows": [
             {
                 "locations": [
-                    {"location": _location(line, place), "nestingLevel": level}
+                    {"location": _location(line, repository), "nestingLevel": level}
                     for level, line in enumerate(reversed(where.call_path))
                 ]
             }
@@ -124,14 +125,14 @@ def _flow(where: Where, place: _Place) -> dict[str, Any]:
     }
 
 
-def _location(where: CodeLine, place: _Place) -> dict[str, Any]:
+def _location(where: CodeLine, repository: _Repository) -> dict[str, Any]:
     artifact: dict[str, Any]
-    if place.root and where.file.startswith(place.root + "/"):
-        artifact = {"uri": quote(where.file[len(place.root) + 1 :]), "uriBaseId": ROOT}
+    if repository.root and where.file.startswith(repository.root + "/"):
+        artifact = {"uri": quote(where.file[len(repository.root) + 1 :]), "uriBaseId": ROOT}
     elif where.file.startswith("/"):
         artifact = {"uri": f"file://{quote(where.file)}"}
     else:
-        artifact = {"uri": quote(place.before + where.file), "uriBaseId": ROOT}
+        artifact = {"uri": quote(repository.prefix + where.file), "uriBaseId": ROOT}
     physical: dict[str, Any] = {"artifactLocation": artifact}
     if where.line > 0:
         physical["region"] = {"startLine": where.line}

@@ -1,4 +1,4 @@
-"""The lines at the top of every report: cost of the main finding, what ran, how many steps were measured."""
+"""Lines at the top of every report: cost of the main finding, what ran, number of measured steps."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ def main_finding(diagnosis: Diagnosis) -> Finding | None:
     """The finding behind the verdict; None if the job is healthy or no verdict is possible."""
     if diagnosis.healthy or diagnosis.verdict.rule is None:
         return None
-    named = [finding for finding in diagnosis.findings if finding.rule == diagnosis.verdict.rule]
-    found = named or diagnosis.findings
+    verdict_findings = [finding for finding in diagnosis.findings if finding.rule == diagnosis.verdict.rule]
+    found = verdict_findings or diagnosis.findings
     return found[0] if found else None
 
 
 def explained_findings(diagnosis: Diagnosis) -> list[Finding]:
-    """The main finding, and the next one that warns if it costs nearly as much."""
+    """The main finding, and the next finding above "info" if it costs nearly as much."""
     main = main_finding(diagnosis)
     if main is None:
         return []
-    near = [
+    similar_cost = [
         finding
         for finding in diagnosis.findings
         if finding.severity != "info"
         and finding.caused_by is None
         and finding.rule != main.rule
-        and (finding.share or 0.0) >= _NEARLY_AS_MUCH * (main.share or 1.0)
+        and (finding.share or 0.0) >= _MIN_COST_RATIO * (main.share or 1.0)
         and finding.at_most <= main.at_most
         and finding.estimated <= main.estimated
     ]
-    return [main, *near[:1]]
+    return [main, *similar_cost[:1]]
 
 
-_NEARLY_AS_MUCH = 0.75
+_MIN_COST_RATIO = 0.75
 
 
 def cost_sentence(diagnosis: Diagnosis) -> str:
@@ -48,7 +48,7 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
         return ""
     if finding is None:
         if " truncated " in diagnosis.verdict.headline:
-            return ""  # what is left of a file is no whole step
+            return ""  # the steps are incomplete
         if words.lookup(diagnosis.facts, "steps.marked") is False:
             return f"The recording takes {words.milliseconds(median_ms)}{_largest_part(diagnosis)}."
         median = "" if diagnosis.steps.measured == 1 else " (median)"
@@ -89,20 +89,20 @@ def _cost_clause(finding: Finding, diagnosis: Diagnosis) -> str:
     if share is None:
         return text
     text += f", {_share_of_step(finding, diagnosis)}"
-    # A trace of a few steps says nothing about an hour.
+    # A trace of a few steps cannot be extrapolated to an hour.
     if is_trace or not 1 / 60 <= share < 1:
         return text
     return f"{text} ({min(round(60 * share), 59)} min per training hour)"
 
 
 def _share_of_step(finding: Finding, diagnosis: Diagnosis) -> str:
-    """ "26 % of the step time"; where the share refers to other steps than the mean of the measured ones, these are named: the steps
-    of the profiler window, or the mean step with a cost that only excluded steps have. ``finding`` has a share."""
+    """ "26 % of the step time". If the share does not refer to the mean measured step, the text names what it refers to: the steps of
+    the profiler window, or the mean step including excluded steps that have the cost. ``finding`` must have a share."""
     cost_ms, share, mean_ms = finding.costs_ms_per_step, finding.share or 0.0, diagnosis.steps.mean_ms
-    if words.mean_step(diagnosis) == "recording":
+    if words.step_label(diagnosis) == "recording":
         return f"{words.percent(share)} of its time"
     speaker = diagnosis.speaker
-    if cost_ms and share and mean_ms and abs(cost_ms / share / mean_ms - 1) >= _OTHER_STEPS:
+    if cost_ms and share and mean_ms and abs(cost_ms / share / mean_ms - 1) >= _MIN_STEP_DIFFERENCE:
         step = words.milliseconds(cost_ms / share)
         if speaker is not None and speaker.recording == "window":
             return f"{words.percent(share)} of the {step} that a step takes in the profiler window"
@@ -110,24 +110,24 @@ def _share_of_step(finding: Finding, diagnosis: Diagnosis) -> str:
     return f"{words.percent(share)} of the step time"
 
 
-_OTHER_STEPS = 0.02
-"""Relative difference from which on the steps that a share refers to are distinguished from the measured steps."""
+_MIN_STEP_DIFFERENCE = 0.02
+"""Relative difference of the step times from which on a share is said to refer to other steps than the measured ones."""
 
 
 def _total_sentence(finding: Finding) -> str:
-    """The cost of what is lost outside of ordinary steps."""
+    """A sentence on the cost of time lost outside of ordinary steps."""
     share = finding.share_of_run
-    of_run = "" if share is None else f", {words.percent(share)} of its time"
+    share_text = "" if share is None else f", {words.percent(share)} of its time"
     once = ", once" if finding.happens_once else ""
-    return f"It costs {words.seconds(finding.costs_s)} of this run{of_run}{once}."
+    return f"It costs {words.seconds(finding.costs_s)} of this run{share_text}{once}."
 
 
 def _saving_sentence(limit: str, finding: Finding, gain: str, diagnosis: Diagnosis) -> str:
-    """The cost where only an upper bound or an estimate of the saving is known."""
+    """A sentence on the cost if only an upper bound or an estimate of the saving is known."""
     cost_ms, share = finding.costs_ms_per_step, finding.share
     if cost_ms is None:
         return ""
-    is_marked = words.mean_step(diagnosis) != "recording"
+    is_marked = words.step_label(diagnosis) != "recording"
     text = f"{limit.capitalize()} {words.milliseconds(cost_ms)} {'per step' if is_marked else 'in the recording'}"
     text += (
         f", {_share_of_step(finding, diagnosis)}, could be saved" if share is not None else " could be saved"
@@ -143,7 +143,7 @@ def _largest_part(diagnosis: Diagnosis) -> str:
 
 
 def subtitle(diagnosis: Diagnosis) -> str:
-    """What ran, in one line: ranks, hosts, device, backend."""
+    """One line on what ran: ranks, hosts, device, backend, torch."""
     job = diagnosis.job
     world = job.world_size or len(job.ranks_seen) or len(diagnosis.ranks)
     pieces = [words.count(world, "rank")] if world else []
@@ -151,9 +151,9 @@ def subtitle(diagnosis: Diagnosis) -> str:
         pieces[-1] += " recorded"
     if job.world_size and job.ranks_seen and len(job.ranks_seen) < job.world_size:
         pieces[-1] += f" ({len(job.ranks_seen)} recorded)"
-    asked = ranks_of_command(job.command)
-    if pieces and asked is not None and asked > world:
-        pieces[-1] += f" (the command asks for {asked})"
+    requested = ranks_of_command(job.command)
+    if pieces and requested is not None and requested > world:
+        pieces[-1] += f" (the command asks for {requested})"
     if job.hosts:
         pieces.append(words.count(len(set(job.hosts)), "host"))
     if job.device_names:
@@ -168,8 +168,8 @@ def subtitle(diagnosis: Diagnosis) -> str:
 
 
 def steps_measured(steps: Steps) -> str:
-    """How many of the recorded steps are measured, and why the others are excluded: "47 of 60 steps measured (excluded: 10
-    disturbed by the profiler, 3 warm-up)". The reasons add up."""
+    """Number of measured steps, and of excluded steps by reason: "47 of 60 steps measured (excluded: 10 at the profiler's start or
+    stop, 3 warm-up)"."""
     reasons = sorted(steps.set_aside.items(), key=lambda entry: -entry[1])
     excluded = ", ".join(
         f"{count:,} {words.EXCLUDED.get(reason, reason)}" for reason, count in reasons if count
@@ -179,38 +179,38 @@ def steps_measured(steps: Steps) -> str:
 
 
 def collectives_line(diagnosis: Diagnosis) -> str:
-    """Which collectives a step has: "404 allreduce (25 MB), 2 broadcast per step"; "" where none is known."""
+    """Collectives of a step: "collectives per step: 4 allreduce (25 MiB), 2 broadcast"; "" if none are known."""
     counts = words.numbers_fact(diagnosis, "communication.operations_per_step")
     sizes = words.numbers_fact(diagnosis, "communication.operation_bytes_per_step")
     shown = [
         f"{words.strip_zeros(words.significant(count))} {_POINT_TO_POINT.get(name, name)}"
         + words.in_parentheses(words.size(sizes[name]) if name in sizes else "")
-        + (_UNBUCKETED if name == "allreduce" and count >= _MANY else "")
-        for name, count in list(counts.items())[:_MOST_OPERATIONS]
+        + (_UNBUCKETED if name == "allreduce" and count >= _MIN_UNBUCKETED else "")
+        for name, count in list(counts.items())[:_MAX_OPERATIONS]
     ]
-    where = "in the recording" if words.mean_step(diagnosis) == "recording" else "per step"
+    where = "in the recording" if words.step_label(diagnosis) == "recording" else "per step"
     return f"collectives {where}: {', '.join(shown)}" if shown else ""
 
 
 _POINT_TO_POINT = {"sendrecv": "send/recv"}
-_MOST_OPERATIONS = 4
-_MANY = 100
-"""Reductions per step that no buckets of DDP explain: a hundred of its default 25 MiB are 2.5 GiB of gradients."""
+_MAX_OPERATIONS = 4
+_MIN_UNBUCKETED = 100
+"""Number of reductions per step that DDP's buckets do not explain: a hundred of the default 25 MiB are 2.5 GiB of gradients."""
 _UNBUCKETED = " (each adds latency: reduce gradients in buckets, as DDP does)"
 _RUN_LABELS = words.RUN_LABELS | {
     "start": "start (imports, rendezvous)",
     "preparation": "preparation (model, data)",
 }
-_LEAST_PART = 0.01
-"""Share of the wall time from which a part is named; the rest is "other"."""
-_LEAST_OTHER = 0.005
-"""The same of the rest: less than that is lost in rounding."""
+_MIN_PART_SHARE = 0.01
+"""Minimum share of the wall time for a part of its own; smaller parts are combined as "other"."""
+_MIN_OTHER_SHARE = 0.005
+"""Minimum share of the wall time for "other"; less is within rounding."""
 
 
 def run_line(diagnosis: Diagnosis) -> str:
-    """Where the wall time of the run went: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %
-    (steps at usual length / wall time)". Empty where the launcher's start and end are not known."""
-    parts_s = words.run_parts(diagnosis, _LEAST_PART, _LEAST_OTHER)
+    """One line on the wall time of the run: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %
+    (steps at usual length / wall time)". Empty if the launcher's start and end are unknown."""
+    parts_s = words.run_parts(diagnosis, _MIN_PART_SHARE, _MIN_OTHER_SHARE)
     if not parts_s:
         return ""
     paused_at = next((location(each) for each in diagnosis.findings if each.rule == "run/pause"), "")
@@ -237,11 +237,11 @@ _LAUNCHERS = (
 )
 
 
-def ranks_of_command(command: Sequence[str], *, any_words: bool = False) -> int | None:
-    """Number of ranks that a command starts on this host, by its launchers' options before the script or module; None if unknown.
-    ``any_words``: otherwise by such an option anywhere, as of a shell script, though it may mean something else.
+def ranks_of_command(command: Sequence[str], *, search_all_words: bool = False) -> int | None:
+    """Number of ranks that a command starts on this host, from the launchers' options before the script or module; None if unknown.
 
-    ``-n`` counts only after a launcher of MPI or Slurm: ``nice -n 10`` and ``conda run -n env`` mean something else.
+    ``search_all_words``: if there are no such options, use one from anywhere in the command, such as from a shell script's arguments,
+    although it may mean something else. ``-n`` counts only after a launcher of MPI or Slurm, not in ``nice -n 10``.
     """
 
     def number(arguments: Sequence[str], *names: str) -> int:
@@ -253,28 +253,28 @@ def ranks_of_command(command: Sequence[str], *, any_words: bool = False) -> int 
         return 0
 
     def after(launchers: Sequence[str]) -> Sequence[str]:
-        return next((before[at:] for at, word in enumerate(before) if _is_one_of(word, launchers)), [])
+        return next((before[at:] for at, word in enumerate(before) if _names_launcher(word, launchers)), [])
 
     before = command[: _end_of_launchers(command)]
     return (
         number(after(_LAUNCHERS), "--nproc-per-node", "--num-processes", "--num-gpus", "--num-accelerators")
         or number(after(_MPI), "-n", "-np", "--n", "--np", "--ntasks")
-        or (number(command, "--nproc-per-node", "--num-processes") if any_words else 0)
+        or (number(command, "--nproc-per-node", "--num-processes") if search_all_words else 0)
         or None
     )
 
 
-def _is_one_of(word: str, launchers: Sequence[str]) -> bool:
-    """Whether a word of a command is a launcher: a program, a module, or the file of a module."""
-    file = word.replace("/", ".")
-    return basename(word) in launchers or any(file.endswith(f".{each}.py") for each in launchers)
+def _names_launcher(word: str, launchers: Sequence[str]) -> bool:
+    """Whether ``word`` names one of ``launchers``: as a program, a module, or a module's file."""
+    dotted = word.replace("/", ".")
+    return basename(word) in launchers or any(dotted.endswith(f".{each}.py") for each in launchers)
 
 
 def _end_of_launchers(command: Sequence[str]) -> int:
-    """Place of the script, or of ``-m`` before a module, that the launchers of a command start; its length without one."""
+    """Index of the script, or of ``-m`` and a module, that the launchers of a command start; its length if there is none."""
     for at, (word, following) in enumerate(pairwise((*command, ""))):
         is_module = word in ("-m", "--module") and not following.startswith("-")
         started = following if is_module else word if word.endswith(".py") else None
-        if started is not None and not _is_one_of(started, _LAUNCHERS):
+        if started is not None and not _names_launcher(started, _LAUNCHERS):
             return at
     return len(command)

@@ -1,4 +1,4 @@
-"""Tables of ranks: their steps, their memory, where each is in a hung job; and of attempts and trainings."""
+"""Tables of ranks (step times, memory, state in a hung job), of attempts and of trainings."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ddpdoctor.report.job_view import Table
 from ddpdoctor.report.summary import main_finding
 
 ROWS = 32
-"""Most ranks in the tables of ranks and of their memory; all are in the report's data."""
-_AMOUNTS = {
+"""Maximum number of ranks in the tables of step times and memory; the report's data has all."""
+_MEMORY_COLUMNS = {
     "process": "process_bytes",
     "child processes": "workers_bytes",
     "tensors on the device": "allocated_peak_bytes",
     "reserved on the device": "reserved_peak_bytes",
     "device total": "device_total_bytes",
 }
-"""The table's columns: head, and field of :class:`RankMemory`."""
+"""Columns of the memory table: head, and field of :class:`RankMemory`."""
 _GROWTH_RULES = ("memory/growing", "memory/workers-growing", "memory/device-growing")
 """Rules about growing memory, whose findings have no cost in time."""
 _PHASES = ("forward", "backward", "optimizer", "evaluation")
@@ -34,7 +34,7 @@ def rank_table(diagnosis: Diagnosis) -> Table | None:
     if not diagnosis.ranks:
         return None
     head = ["rank", "host", "device", "step", "late by", "delays others by"]
-    order = sorted(diagnosis.ranks, key=lambda rank: -(rank.caused_wait_ms or 0.0))[:ROWS]
+    slowest_first = sorted(diagnosis.ranks, key=lambda rank: -(rank.caused_wait_ms or 0.0))[:ROWS]
     rows = [
         [
             str(rank.rank),
@@ -44,15 +44,17 @@ def rank_table(diagnosis: Diagnosis) -> Table | None:
             words.milliseconds(rank.late_ms),
             words.milliseconds(rank.caused_wait_ms),
         ]
-        for rank in sorted(order, key=lambda rank: rank.rank)
+        for rank in sorted(slowest_first, key=lambda rank: rank.rank)
     ]
-    left = len(diagnosis.ranks) - len(rows)
-    title = "Ranks" if not left else f"The {len(rows)} of {len(diagnosis.ranks)} ranks that delay others most"
+    omitted = len(diagnosis.ranks) - len(rows)
+    title = (
+        "Ranks" if not omitted else f"The {len(rows)} of {len(diagnosis.ranks)} ranks that delay others most"
+    )
     return Table(title, head, rows)
 
 
 def memory_line(diagnosis: Diagnosis) -> str:
-    """Largest amounts over the ranks and the memory never used, in one line; "" if nothing is known."""
+    """One line with the maximum memory over the ranks and the memory never used; "" if nothing is known."""
     known = [rank.memory for rank in diagnosis.ranks if rank.memory is not None]
     process, workers = _largest(m.process_bytes for m in known), _largest(m.workers_bytes for m in known)
     tensors = _largest(m.allocated_peak_bytes for m in known)
@@ -75,8 +77,8 @@ def memory_line(diagnosis: Diagnosis) -> str:
 
 
 def growing_memory(diagnosis: Diagnosis) -> list[Finding]:
-    """Findings about growing memory, whose titles are printed separately because the table has no cost for them. Without the main
-    finding, and without those that the headline states."""
+    """Findings about growing memory, except the main finding and those in the headline. They have no cost in the table, so their
+    titles are printed separately."""
     main = main_finding(diagnosis)
     return [
         finding
@@ -88,9 +90,9 @@ def growing_memory(diagnosis: Diagnosis) -> list[Finding]:
 
 
 def memory_table(diagnosis: Diagnosis) -> Table | None:
-    """One row per rank, at most :data:`ROWS`; columns without any value are omitted. None if nothing is known."""
+    """One row per rank, at most :data:`ROWS`, without empty columns. None if nothing is known."""
     known = [(rank.rank, rank.memory) for rank in diagnosis.ranks if rank.memory is not None]
-    columns = {head: [getattr(memory, name) for _, memory in known] for head, name in _AMOUNTS.items()}
+    columns = {head: [getattr(memory, name) for _, memory in known] for head, name in _MEMORY_COLUMNS.items()}
     for phase in _PHASES:
         columns[f"tensors in {phase}"] = [memory.phase_peak_bytes.get(phase) for _, memory in known]
     columns = {head: values for head, values in columns.items() if any(value is not None for value in values)}
@@ -108,8 +110,8 @@ def memory_table(diagnosis: Diagnosis) -> Table | None:
         head.append("process grows")
         for row, value in zip(rows, growth, strict=True):
             row.append(words.ABSENT if value is None else f"{words.size(value)} per hour")
-    left = len(known) - len(rows)
-    title = "Memory" if not left else f"Memory of the {len(rows)} fullest ranks, of {len(known)}"
+    omitted = len(known) - len(rows)
+    title = "Memory" if not omitted else f"Memory of the {len(rows)} fullest ranks, of {len(known)}"
     return Table(title, head, rows)
 
 
@@ -117,15 +119,15 @@ def _largest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-_MOST = 32
-"""Most rows: the first and the last ones."""
+_MAX_ROWS = 32
+"""Maximum number of rows: the first and the last ones."""
 
 _Facts = TypeVar("_Facts", AttemptFacts, TrainingFacts)
 
 
 def attempts_table(diagnosis: Diagnosis) -> Table | None:
-    """One row per attempt, the measured one marked; None for a single attempt, or where the facts hold something else."""
-    shown, title = _shown(diagnosis, "attempts", AttemptFacts)
+    """One row per attempt, with a mark on the measured one; None for a single attempt or invalid facts."""
+    shown, title = _table_entries(diagnosis, "attempts", AttemptFacts)
     if not shown:
         return None
     rows = [
@@ -148,8 +150,8 @@ def attempts_table(diagnosis: Diagnosis) -> Table | None:
 
 
 def trainings_table(diagnosis: Diagnosis) -> Table | None:
-    """One row per training, the measured one marked; None for a single training, or where the facts hold something else."""
-    shown, title = _shown(diagnosis, "trainings", TrainingFacts)
+    """One row per training, with a mark on the measured one; None for a single training or invalid facts."""
+    shown, title = _table_entries(diagnosis, "trainings", TrainingFacts)
     if not shown:
         return None
     rows = [
@@ -178,26 +180,28 @@ def _first_finding(diagnosis: Diagnosis, each: AttemptFacts | TrainingFacts) -> 
     return "not diagnosed" if each.finding is None else each.finding or "none"
 
 
-def _shown(diagnosis: Diagnosis, name: str, kind: type[_Facts]) -> tuple[list[_Facts], str]:
-    """(The rows of the facts ``run.<name>``, the first and the last ones if there are many, [] if there is only one; the title.)"""
+def _table_entries(diagnosis: Diagnosis, name: str, kind: type[_Facts]) -> tuple[list[_Facts], str]:
+    """(Entries of the fact ``run.<name>``, title). Of many entries the first and the last; [] for a single one."""
     run: Any = diagnosis.facts.get("run")
     try:
-        every: list[_Facts] = msgspec.convert(run[name], list[kind])  # type: ignore[valid-type]
+        entries: list[_Facts] = msgspec.convert(run[name], list[kind])  # type: ignore[valid-type]
     except (msgspec.ValidationError, TypeError, KeyError):
         return [], ""
-    left = max(len(every) - _MOST, 0)
-    title = f"{name.capitalize()} (→ measured)" + (f", {left} more in the report's data" if left else "")
-    if len(every) < 2:
+    omitted = max(len(entries) - _MAX_ROWS, 0)
+    title = f"{name.capitalize()} (→ measured)" + (
+        f", {omitted} more in the report's data" if omitted else ""
+    )
+    if len(entries) < 2:
         return [], title
-    return (every if not left else every[: _MOST // 2] + every[-_MOST // 2 :]), title
+    return (entries if not omitted else entries[: _MAX_ROWS // 2] + entries[-_MAX_ROWS // 2 :]), title
 
 
 HUNG_ROWS = 64
-"""Most ranks in the table of a hung job; all are in the report's data."""
+"""Maximum number of ranks in the table of a hung job; the report's data has all."""
 FRAMES = 500
-"""Most lines of a stack."""
+"""Maximum number of frames shown of a stack."""
 SHORT_ROWS = 12
-"""Most ranks in the short table."""
+"""Maximum number of ranks in the short table."""
 
 
 class Stack(msgspec.Struct, frozen=True):
@@ -207,11 +211,11 @@ class Stack(msgspec.Struct, frozen=True):
     lines: list[str]
 
 
-def hang_table(diagnosis: Diagnosis, most: int = HUNG_ROWS) -> Table | None:
-    """One row per rank, ranks at fault first; None if the job did not hang. Columns without any value are omitted."""
+def hang_table(diagnosis: Diagnosis, max_ranks: int = HUNG_ROWS) -> Table | None:
+    """One row per rank, ranks at fault first, without empty columns. None if the job did not hang."""
     if not diagnosis.standing:
         return None
-    shown = _first(diagnosis.standing, most)
+    shown = _guilty_first(diagnosis.standing, max_ranks)
     columns = [
         ("rank", [f"{'→ ' if each.guilty else ''}{each.rank}" for each in shown]),
         ("host", [each.host or words.ABSENT for each in shown]),
@@ -222,27 +226,29 @@ def hang_table(diagnosis: Diagnosis, most: int = HUNG_ROWS) -> Table | None:
         ("collective", [each.collective or words.ABSENT for each in shown]),
         ("line", [place(each.where).short if each.where else words.ABSENT for each in shown]),
     ]
-    several = len({each.host for each in shown}) > 1
-    known = [
+    has_several_hosts = len({each.host for each in shown}) > 1
+    filled = [
         (name, cells)
         for name, cells in columns
-        if set(cells) != {words.ABSENT} and (name != "host" or several)
+        if set(cells) != {words.ABSENT} and (name != "host" or has_several_hosts)
     ]
-    left = len(diagnosis.standing) - len(shown)
+    omitted = len(diagnosis.standing) - len(shown)
     hang = diagnosis.facts.get("hang")
-    lasts = hang.get("lasts") if isinstance(hang, dict) else None
-    title = "Where each rank is" if lasts else "Where each rank was last seen"
+    still_hangs = hang.get("lasts") if isinstance(hang, dict) else None
+    title = "Where each rank is" if still_hangs else "Where each rank was last seen"
     if isinstance(hang, dict) and hang.get("only_dumps"):
         title = "State of each rank by its flight recorder dump"
     notes = ["→: named above"] if any(each.guilty for each in shown) else []
-    if left:
-        states = {each.state for each in _first(diagnosis.standing, len(diagnosis.standing))[most:]}
-        alike = next(iter(states)) if len(states) == 1 else None
-        where = "`-v` shows" if most < HUNG_ROWS else "`--json F` has"
-        notes.append(f"{where} {left} more{f', each {alike}' if alike else ''}")
+    if omitted:
+        states = {
+            each.state for each in _guilty_first(diagnosis.standing, len(diagnosis.standing))[max_ranks:]
+        }
+        common_state = next(iter(states)) if len(states) == 1 else None
+        where = "`-v` shows" if max_ranks < HUNG_ROWS else "`--json F` has"
+        notes.append(f"{where} {omitted} more{f', each {common_state}' if common_state else ''}")
     title += words.in_parentheses("; ".join(notes))
-    rows = [list(row) for row in zip(*(cells for _, cells in known), strict=True)]
-    return Table(title, [name for name, _ in known], rows)
+    rows = [list(row) for row in zip(*(cells for _, cells in filled), strict=True)]
+    return Table(title, [name for name, _ in filled], rows)
 
 
 def stacks(diagnosis: Diagnosis) -> list[Stack]:
@@ -252,10 +258,10 @@ def stacks(diagnosis: Diagnosis) -> list[Stack]:
             f"Rank {each.rank}{', at fault' if each.guilty else ''}",
             [f"{line.file}:{line.line} {line.function}" for line in each.stack[:FRAMES]],
         )
-        for each in _first(diagnosis.standing, HUNG_ROWS)
+        for each in _guilty_first(diagnosis.standing, HUNG_ROWS)
         if each.stack
     ]
 
 
-def _first(standing: Sequence[Standing], most: int) -> list[Standing]:
-    return sorted(standing, key=lambda each: (not each.guilty, each.rank))[:most]
+def _guilty_first(standing: Sequence[Standing], max_ranks: int) -> list[Standing]:
+    return sorted(standing, key=lambda each: (not each.guilty, each.rank))[:max_ranks]

@@ -1,4 +1,4 @@
-"""The diagnosis on the terminal."""
+"""Prints the diagnosis on the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.console_output import (
-    MOST_CELL_LENGTH,
+    MAX_CELL_LENGTH,
     PADDING,
     cell,
     plain_table,
@@ -25,7 +25,7 @@ from ddpdoctor.report.console_output import (
 )
 from ddpdoctor.report.experiment_view import TITLE, print_experiment
 from ddpdoctor.report.finding_view import (
-    MOST,
+    MAX_LISTED,
     evidence_value,
     evidence_words,
     filled_columns,
@@ -54,9 +54,9 @@ from ddpdoctor.report.tables import (
 )
 
 FINDINGS, NOTES = 8, 3
-"""Most findings and notes shown without ``verbose``; with it, as many as in a report."""
+"""Maximum number of findings and notes shown without ``verbose``. With it, the limits of the reports apply."""
 WIDE = 100
-"""Terminal width from which the table of findings has a column for the costs' 90 % intervals."""
+"""Minimum terminal width for a column with the costs' 90 % intervals."""
 SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 PART_MARKS = {
     Part.DATA_WAIT: ("d", "yellow"),
@@ -69,61 +69,61 @@ PART_MARKS = {
     Part.CHECKPOINT: ("k", "cyan"),
     Part.OTHER: ("o", "bright_black"),
 }
-"""(Letter, colour) of each part in the bar; without colours it consists of the letters, which its legend explains."""
-_FEWEST_FOR_P95 = 20
-"""Steps; of fewer, the 95th percentile is the longest step."""
-_IN_SECONDS_MS = 10_000
-"""Costs from which on the table gives them in seconds."""
+"""(Letter, colour) of each part in the bar. The letters are used on consoles without colours."""
+_MIN_STEPS_FOR_P95 = 20
+"""Minimum number of steps for a 95th percentile. With fewer steps it is the longest step."""
+_MIN_SECONDS_MS = 10_000
+"""Costs of at least this are shown in seconds."""
 _GAP = "   "
-"""Space between two entries of the legend."""
-_MOST_RANKS_WIDTH = 16
-"""Most characters of the column "who", which may wrap."""
+"""Separator between two entries of the legend."""
+_MAX_RANKS_WIDTH = 16
+"""Maximum width of the column "who", which may wrap."""
 
 
 def print_terminal(
     diagnosis: Diagnosis, console: Console, *, quiet: bool = False, verbose: bool = False
 ) -> None:
-    """Print the diagnosis: ``quiet`` the verdict alone, ``verbose`` every finding with its evidence.
+    """Print the diagnosis.
 
-    Lines fit 80 columns where possible, but no word is broken, so that ids, paths and ``file:line`` can be copied and searched
-    for. ``console`` decides about colours (NO_COLOR, pipes).
+    ``quiet``: only the verdict. ``verbose``: every finding with its evidence. Lines fit 80 columns if possible, but no word is
+    broken. ``console`` determines whether colours are used (NO_COLOR, pipes).
     """
     headline_style = "bold green" if diagnosis.healthy else "bold red"
     if quiet:
-        # On one line at any width, because scripts read it.
+        # Not wrapped, because scripts read it.
         console.print(Text(plain(diagnosis.verdict.headline), style=headline_style), soft_wrap=True)
         return
     print_line(console, diagnosis.verdict.headline, headline_style)
     if cost := cost_sentence(diagnosis):
         print_line(console, cost)
     main = main_finding(diagnosis)
-    _opening(main, diagnosis, console)
-    about = (subtitle, run_line, _steps, collectives_line, memory_line)
+    _print_main_finding(main, diagnosis, console)
+    about = (subtitle, run_line, _steps_line, collectives_line, memory_line)
     for details in filter(None, (line(diagnosis) for line in about)):
         print_line(console, details, "dim")
     for finding in growing_memory(diagnosis):
         print_line(console, finding.title, SEVERITY_STYLES.get(finding.severity, ""))
     if diagnosis.breakdown:
-        _breakdown(diagnosis, console)
+        _print_breakdown(diagnosis, console)
     if diagnosis.findings:
-        _findings(diagnosis, console, MOST if verbose else FINDINGS)
-    _standing(diagnosis, console, verbose)
-    _rows(console, attempts_table(diagnosis))
-    _rows(console, trainings_table(diagnosis))
-    for finding in diagnosis.findings[:MOST] if verbose else explained_findings(diagnosis):
-        _finding(finding, console, verbose)
+        _print_findings(diagnosis, console, MAX_LISTED if verbose else FINDINGS)
+    _print_hang(diagnosis, console, verbose)
+    _print_rows(console, attempts_table(diagnosis))
+    _print_rows(console, trainings_table(diagnosis))
+    for finding in diagnosis.findings[:MAX_LISTED] if verbose else explained_findings(diagnosis):
+        _print_finding(finding, console, verbose)
     if diagnosis.tried is not None:
         console.print()
         print_line(console, TITLE, "bold")
         print_experiment(diagnosis.tried, console)
     if diagnosis.hta is not None:
         console.print()
-        print_line(console, _hta(diagnosis.hta), "dim")
-    _closing(diagnosis, console, verbose)
+        print_line(console, _hta_sentence(diagnosis.hta), "dim")
+    _print_notes_and_checks(diagnosis, console, verbose)
 
 
-def _opening(main: Finding | None, diagnosis: Diagnosis, console: Console) -> None:
-    """Who causes the main finding, where, and its first fix, so that the first screen has them. Nothing without a finding."""
+def _print_main_finding(main: Finding | None, diagnosis: Diagnosis, console: Console) -> None:
+    """Print the ranks, the source line and the first fix of the main finding. Prints nothing without a finding."""
     if main is None:
         return
     found = place(main.where[0]) if main.where else None
@@ -133,12 +133,12 @@ def _opening(main: Finding | None, diagnosis: Diagnosis, console: Console) -> No
         print_line(console, f"{words.fix_label(main.fixes[0])}: {main.fixes[0].title}", "bold")
 
 
-def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
-    """The ``most`` costliest findings as a table, and how many more there are."""
+def _print_findings(diagnosis: Diagnosis, console: Console, max_rows: int) -> None:
+    """Print a table of the ``max_rows`` costliest findings, and the number of the others."""
     console.print()
-    shown = diagnosis.findings[:most]
-    unit = "ms" if words.mean_step(diagnosis) == "recording" else "ms/step"
-    print_wrapped(console, _table(shown, console.width, words.all_ranks_label(diagnosis), unit))
+    shown = diagnosis.findings[:max_rows]
+    unit = "ms" if words.step_label(diagnosis) == "recording" else "ms/step"
+    print_wrapped(console, _findings_table(shown, console.width, words.all_ranks_label(diagnosis), unit))
     causes = {finding.caused_by for finding in shown if finding.caused_by}
     hints = (
         [f"↳: overlaps with {causes.pop() if len(causes) == 1 else 'another finding'}; fix that first"]
@@ -146,12 +146,18 @@ def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
         else []
     )
     hints += dict.fromkeys(
-        filter(None, (words.limit(each, "≤: upper bound", "≈: rests on an assumption") for each in shown))
+        filter(
+            None, (words.cost_prefix(each, "≤: upper bound", "≈: rests on an assumption") for each in shown)
+        )
     )
     costless = sum(_cost(each, "") == words.NO_COST for each in shown)
     hints += ["–: no own cost"] if 0 < costless < len(shown) else []
     explained = len(explained_findings(diagnosis))
-    hints += ["`-v` explains every finding"] if most < MOST and len(diagnosis.findings) > explained else []
+    hints += (
+        ["`-v` explains every finding"]
+        if max_rows < MAX_LISTED and len(diagnosis.findings) > explained
+        else []
+    )
     if hints:
         print_line(console, " · ".join(hints), "dim")
     if len(shown) < len(diagnosis.findings):
@@ -160,8 +166,8 @@ def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
         )
 
 
-def _hta(results: Mapping[str, Any]) -> str:
-    """Which results of HolisticTraceAnalysis there are, and where; its tables are too wide for a terminal."""
+def _hta_sentence(results: Mapping[str, Any]) -> str:
+    """A sentence that lists the available results of HolisticTraceAnalysis. Its tables are too wide for a terminal."""
     names = [
         name.replace("_", " ") for name, rows in results.items() if name not in ("library", "notes") and rows
     ]
@@ -173,17 +179,17 @@ def _hta(results: Mapping[str, Any]) -> str:
     return f"{found} {notes}".rstrip()
 
 
-def _steps(diagnosis: Diagnosis) -> str:
+def _steps_line(diagnosis: Diagnosis) -> str:
     steps = diagnosis.steps
-    p95_ms = steps.p95_ms if steps.measured >= _FEWEST_FOR_P95 else None
+    p95_ms = steps.p95_ms if steps.measured >= _MIN_STEPS_FOR_P95 else None
     pieces = []
     if steps.median_ms is not None and words.lookup(diagnosis.facts, "steps.marked") is False:
         return f"recording of {words.milliseconds(steps.median_ms)}, without step annotations"
     if steps.median_ms is not None and steps.measured == 1:
         pieces.append(f"one step of {words.milliseconds(steps.median_ms)}")
     elif steps.median_ms is not None:
-        # Costs are shares of the mean.
-        mean, median, p95 = words.in_one_unit(steps.mean_ms, steps.median_ms, p95_ms)
+        # The mean is shown too, because costs are shares of it.
+        mean, median, p95 = words.in_common_unit(steps.mean_ms, steps.median_ms, p95_ms)
         differs = steps.mean_ms is not None and mean != median
         pieces.append(f"step {f'{mean} mean, ' if differs else ''}{median} median")
         pieces += [f"{p95} p95"] if p95_ms is not None else []
@@ -195,8 +201,8 @@ def _steps(diagnosis: Diagnosis) -> str:
     return ", ".join(pieces)
 
 
-def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
-    """One stacked bar of the critical path, with a legend."""
+def _print_breakdown(diagnosis: Diagnosis, console: Console) -> None:
+    """Print a stacked bar of the critical path with a legend."""
     width = min(console.width, 80) - 1
     shares = [(name, share) for name in PARTS if (share := diagnosis.breakdown.get(name, 0.0)) > 0]
     coloured = console.color_system is not None
@@ -215,14 +221,14 @@ def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
     console.print()
     alone = 1 in (diagnosis.job.world_size, len(diagnosis.job.ranks_seen))
     waiting = "" if alone else " (waiting shown as the straggler's work)"
-    print_line(console, f"Critical path of the {words.mean_step(diagnosis)}{waiting}:", "dim")
+    print_line(console, f"Critical path of the {words.step_label(diagnosis)}{waiting}:", "dim")
     print_wrapped(console, bar)
     for line in _fill_lines(entries, width):
         print_wrapped(console, line)
 
 
 def _fill_lines(entries: Iterable[Text], width: int) -> list[Text]:
-    """The entries of the legend on lines of at most ``width`` columns; no entry is broken."""
+    """Join entries of the legend into lines of at most ``width`` columns without breaking an entry."""
     lines: list[Text] = []
     for entry in entries:
         if lines and lines[-1].cell_len + len(_GAP) + entry.cell_len <= width:
@@ -232,11 +238,11 @@ def _fill_lines(entries: Iterable[Text], width: int) -> list[Text]:
     return lines
 
 
-def _table(findings: list[Finding], width: int, all_ranks: str, unit: str) -> Table:
-    """One row per finding, without columns that are empty in all rows. If the column "where" does not fit, its text goes below the
-    rule's id."""
+def _findings_table(findings: list[Finding], width: int, all_ranks: str, unit: str) -> Table:
+    """A table with one row per finding, without empty columns. If the table is too wide, the text of the column "where" is moved
+    below the rule's id."""
     head = ["finding", "who", unit, *(["90 % interval"] if width >= WIDE else []), "speedup", "where"]
-    rows = [_row(finding, all_ranks, wide=width >= WIDE) for finding in findings]
+    rows = [_finding_row(finding, all_ranks, wide=width >= WIDE) for finding in findings]
     head, *rows = filled_columns([head, *rows])
     needed = _table_width([head, *rows])
     if needed > width and head[-1] == "where":
@@ -253,42 +259,42 @@ def _table(findings: list[Finding], width: int, all_ranks: str, unit: str) -> Ta
     return table
 
 
-def _row(finding: Finding, all_ranks: str, *, wide: bool) -> list[str]:
-    limit = words.limit(finding, "≤ ", "≈ ")
+def _finding_row(finding: Finding, all_ranks: str, *, wide: bool) -> list[str]:
+    prefix = words.cost_prefix(finding, "≤ ", "≈ ")
     cells = [
         f"{'↳ ' if finding.caused_by else ''}{finding.rule}",
         words.rank_names(finding.ranks, all_ranks),
-        _cost(finding, limit),
-        *([_range(finding)] if wide else []),
-        words.speedup_text(finding, limit),
+        _cost(finding, prefix),
+        *([_cost_range(finding)] if wide else []),
+        words.speedup_text(finding, prefix),
         location(finding),
     ]
-    return [plain(truncated(cell, MOST_CELL_LENGTH)) for cell in cells]
+    return [plain(truncated(cell, MAX_CELL_LENGTH)) for cell in cells]
 
 
-def _cost(finding: Finding, limit: str) -> str:
-    """ms per step, or of what does not recur "8.0 s/run"."""
+def _cost(finding: Finding, prefix: str) -> str:
+    """The cost in ms per step, or in seconds per run ("8.0 s/run") if there is no cost per step."""
     cost_ms = finding.costs_ms_per_step
     if cost_ms is None and finding.costs_s is not None:
         return f"{words.seconds(finding.costs_s)}/run"
     if cost_ms is None:
         return words.NO_COST
-    return limit + (words.significant(cost_ms) if cost_ms < _IN_SECONDS_MS else words.milliseconds(cost_ms))
+    return prefix + (words.significant(cost_ms) if cost_ms < _MIN_SECONDS_MS else words.milliseconds(cost_ms))
 
 
 def _table_width(rows: list[list[str]]) -> int:
-    """Width of a table of these rows, in columns; its second column may wrap."""
+    """Width in characters of a table of these rows. The second column may wrap."""
     widest = [
         max(cell_len(line) for cell in cells for line in (cell.split("\n")))
         for cells in zip(*rows, strict=True)
     ]
-    widest[1] = min(widest[1], _MOST_RANKS_WIDTH)
+    widest[1] = min(widest[1], _MAX_RANKS_WIDTH)
     return sum(widest) + PADDING * len(widest)
 
 
-def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
+def _print_hang(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
     """Print where each rank of a hung job is."""
-    _rows(console, hang_table(diagnosis) if verbose else hang_table(diagnosis, SHORT_ROWS))
+    _print_rows(console, hang_table(diagnosis) if verbose else hang_table(diagnosis, SHORT_ROWS))
     for stack in stacks(diagnosis) if verbose else []:
         console.print()
         print_line(console, f"{stack.title}:", "bold")
@@ -296,53 +302,53 @@ def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
             console.print(Text(plain(truncated(f"  {line}"))), soft_wrap=True)
 
 
-def _rows(console: Console, found: TextTable | None) -> None:
-    """Print a table, if there is one; rows that begin with an arrow stand out."""
-    if found is None:
+def _print_rows(console: Console, text_table: TextTable | None) -> None:
+    """Print a table, if there is one. Rows that begin with an arrow are bold."""
+    if text_table is None:
         return
     table = plain_table()
-    for name in found.head:
+    for name in text_table.head:
         table.add_column(name, no_wrap=name in ("rank", "step", "for", "line"))
-    for row in found.rows:
+    for row in text_table.rows:
         style = "bold" if row[0].startswith("→") else ""
         table.add_row(*(cell(text, style) for text in row))
     console.print()
-    print_line(console, found.title, "bold")
+    print_line(console, text_table.title, "bold")
     print_wrapped(console, table)
 
 
-def _range(finding: Finding) -> str:
+def _cost_range(finding: Finding) -> str:
     """The 90 % interval of the saving, ms per step; "" if unknown."""
     if finding.costs_ms_per_step_range is None or finding.at_most:
         return ""
     return "–".join(words.significant(end_ms, 2) for end_ms in finding.costs_ms_per_step_range)
 
 
-def _finding(finding: Finding, console: Console, verbose: bool) -> None:
+def _print_finding(finding: Finding, console: Console, verbose: bool) -> None:
     console.print()
     print_line(console, finding.title, SEVERITY_STYLES.get(finding.severity, "bold"))
     if finding.explanation:
         blocks = [plain(" ".join(block.split())) for block in truncated(finding.explanation).split("\n\n")]
         print_wrapped(console, Text("\n\n".join(blocks)))
     if verbose:
-        for row in finding.evidence[:MOST]:
+        for row in finding.evidence[:MAX_LISTED]:
             print_line(console, f"  {evidence_words(row)}: {evidence_value(row)}")
-    _places(finding, console, verbose)
-    for fix in finding.fixes[: MOST if verbose else 1]:
+    _print_places(finding, console, verbose)
+    for fix in finding.fixes[: MAX_LISTED if verbose else 1]:
         console.print()
         print_line(console, f"{words.fix_label(fix)}: {fix.title}", "bold")
         code = snippet(finding, fix)
         if fix.why and (verbose or not code):
             print_line(console, " ".join(fix.why.split()))
         if code:
-            console.print(_snippet(code, console), soft_wrap=True)
+            console.print(_highlighted(code, console), soft_wrap=True)
         if fix.trade_off:
             print_line(console, f"Trade-off: {' '.join(fix.trade_off.split())}", "dim")
 
 
-def _places(finding: Finding, console: Console, verbose: bool) -> None:
-    """Print the source lines and their callers; without ``verbose`` only the first, and only what the table lacks."""
-    for shown in map(place, finding.where[: MOST if verbose else 1]):
+def _print_places(finding: Finding, console: Console, verbose: bool) -> None:
+    """Print the source lines and their callers; without ``verbose`` only those of the first place."""
+    for shown in map(place, finding.where[: MAX_LISTED if verbose else 1]):
         if verbose:
             print_line(console, f"  at {shown.full} in {shown.function}")
         if shown.callers or (shown.text and not verbose):
@@ -356,13 +362,13 @@ def _places(finding: Finding, console: Console, verbose: bool) -> None:
                 ),
                 soft_wrap=True,
             )
-    reasons = [reason for where in finding.where[:MOST] if (reason := place(where).text_missing)]
+    reasons = [reason for where in finding.where[:MAX_LISTED] if (reason := place(where).text_missing)]
     for reason in dict.fromkeys(reasons) if verbose else ():
         print_line(console, f"  (no text: {reason})", "dim")
 
 
-def _snippet(code: str, console: Console) -> Text:
-    """The snippet indented; long lines are not wrapped, so that they can be copied."""
+def _highlighted(code: str, console: Console) -> Text:
+    """The snippet, indented and highlighted."""
     shown = plain_lines(truncated(code).replace("\t", "    "))
     lines = "\n".join(f"  {line}".rstrip() for line in shown.split("\n"))
     if console.color_system is None:
@@ -374,8 +380,8 @@ def _snippet(code: str, console: Console) -> Text:
     return highlighted
 
 
-def _closing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
-    notes = diagnosis.notes[: MOST if verbose else NOTES]
+def _print_notes_and_checks(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
+    notes = diagnosis.notes[: MAX_LISTED if verbose else NOTES]
     if notes:
         console.print()
     for note in notes:
@@ -389,5 +395,5 @@ def _closing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
         print_line(
             console, words.checks_summary(diagnosis, more="" if verbose else " (`-v` says why)"), "dim"
         )
-    for line in words.skipped_by_reason(diagnosis)[:MOST] if verbose else []:
+    for line in words.skipped_by_reason(diagnosis)[:MAX_LISTED] if verbose else []:
         print_line(console, f"  {line}", "dim")

@@ -1,8 +1,8 @@
-"""All ranks on one clock as a Chrome trace, for https://ui.perfetto.dev, and the same data as Parquet and CSV.
+"""Exports all ranks on one clock as a Chrome trace, for https://ui.perfetto.dev, and the same data as Parquet and CSV.
 
-The tables are those of ``ddpdoctor.measure.export``; their columns are described there and in ``docs/export.md``. In the trace each
-rank is a process with tracks for steps, computation, host work and communication, which separates waiting from transfer, and below
-them named operators, kernels and sampled lines. The findings are a process above the ranks, hosts and GPUs one below.
+The tables are those of ``ddpdoctor.measure.export``; ``docs/export.md`` describes their columns. In the trace each rank is a process
+with tracks for steps, host work, computation and communication (waiting and transfer), then operators, kernels and sampled lines.
+The findings are a process above the ranks; hosts and GPUs are one below.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ddpdoctor.report import words
 from ddpdoctor.report.json_output import encoded
 from ddpdoctor.written import TIMELINE, WrittenFolder, write_file
 
-MOST_SLICES = 400_000
-"""Most slices of measured work, which browsers can still open; longer runs are cut to some consecutive steps."""
+MAX_SLICES = 400_000
+"""Maximum number of slices of measured work that browsers can open. Longer runs are cut to consecutive steps."""
 
-_MOST_TRACKS = 1_000
-"""Thread numbers reserved for each process, so that no two processes share one."""
+_MAX_TRACKS = 1_000
+"""Thread ids reserved per process, so that no two processes share a thread id."""
 _DRAWING_SHARE = 0.5
-"""Share of the time for a compressed timeline before its compression starts, for the progress line."""
+"""Share of the progress of a compressed timeline that is reported before compression starts."""
 _CHUNK_BYTES = 4 << 20
-"""Bytes compressed at a time, in about 50 ms."""
+"""Bytes compressed between two progress reports, about 50 ms."""
 
 OnProgress = Callable[[float], None]
 """Called with the share of an output that is done, 0 to 1."""
@@ -57,12 +57,14 @@ def write_timeline(
     ranks. Raises DdpDoctorError if the file cannot be written.
     """
     compressed = os.fspath(path).endswith(".gz")
-    drawn = _DRAWING_SHARE if compressed else 1.0
+    drawing_share = _DRAWING_SHARE if compressed else 1.0
     data = encoded(
-        chrome_trace(tables, findings, hosts, lambda part: on_progress(drawn * part), all_ranks=all_ranks)
+        chrome_trace(
+            tables, findings, hosts, lambda part: on_progress(drawing_share * part), all_ranks=all_ranks
+        )
     )
     if compressed:
-        data = _compressed(data, lambda part: on_progress(drawn + (1 - drawn) * part))
+        data = _compressed(data, lambda part: on_progress(drawing_share + (1 - drawing_share) * part))
     write_file(path, data, TIMELINE)
 
 
@@ -81,20 +83,20 @@ def write_tables(
     suffix: str,
     on_progress: OnProgress = _no_progress,
 ) -> list[Path]:
-    """Write each table as ``<folder>/<name>.<suffix>``, which is "parquet" or "csv"; returns the files. Raises DdpDoctorError if one
-    cannot be written."""
+    """Write each table as ``<folder>/<name>.<suffix>`` and return the files. ``suffix`` is "parquet" or "csv". Raises
+    DdpDoctorError if a file cannot be written."""
     rows = max(sum(map(len, tables.values())), 1)
 
     def packed() -> Iterator[tuple[str, bytes]]:
         done = 0
         for name, table in tables.items():
             on_progress(done / rows)
-            into = io.BytesIO()
+            buffer = io.BytesIO()
             if suffix == "parquet":
-                table.write_parquet(into)
+                table.write_parquet(buffer)
             else:
-                table.write_csv(into)
-            yield f"{name}.{suffix}", into.getvalue()
+                table.write_csv(buffer)
+            yield f"{name}.{suffix}", buffer.getvalue()
             done += len(table)
 
     target = WrittenFolder(Path(folder), "exported tables")
@@ -120,24 +122,24 @@ def cut_steps(tables: Mapping[str, pl.DataFrame], first: int, last: int) -> dict
     }
 
 
-def steps_that_fit(tables: Mapping[str, pl.DataFrame], most: int = MOST_SLICES) -> tuple[int, int] | None:
-    """(first, last) of consecutive steps with at most about ``most`` slices of measured work: around the recorded kernels if there are
-    any, else in the middle of the run. None if all steps fit or none are known."""
+def fitting_steps(tables: Mapping[str, pl.DataFrame], max_slices: int = MAX_SLICES) -> tuple[int, int] | None:
+    """(first, last) of consecutive steps with at most about ``max_slices`` slices of measured work. The steps are around the recorded
+    kernels, or in the middle of the run without kernels. None if all steps fit or there are fewer than two."""
     measured = [tables[name] for name in ("steps", "collectives", "events")]
     slices = sum(len(table) for table in measured) + len(tables["collectives"])
     numbers = tables["steps"]["step"].unique().sort()
-    if slices <= most or len(numbers) < 2:
+    if slices <= max_slices or len(numbers) < 2:
         return None
-    keep = max(1, len(numbers) * most // slices)
-    begin = min(max(_middle(tables) - keep // 2, 0), len(numbers) - keep)
+    keep = max(1, len(numbers) * max_slices // slices)
+    begin = min(max(_middle_index(tables) - keep // 2, 0), len(numbers) - keep)
     return int(numbers[begin]), int(numbers[begin + keep - 1])
 
 
-def _middle(tables: Mapping[str, pl.DataFrame]) -> int:
+def _middle_index(tables: Mapping[str, pl.DataFrame]) -> int:
     """Index, in the sorted step numbers, of the step around which to cut."""
     numbers = tables["steps"]["step"].unique().sort().to_list()
-    named = tables["details"] if "details" in tables else pl.DataFrame()
-    kernels = named if named.is_empty() else named.filter(pl.col("track") != "sampled lines")
+    details = tables["details"] if "details" in tables else pl.DataFrame()
+    kernels = details if details.is_empty() else details.filter(pl.col("track") != "sampled lines")
     if kernels.is_empty():
         return len(numbers) // 2
     at = kernels["start_ns"].sort()[len(kernels) // 2]
@@ -153,24 +155,31 @@ def chrome_trace(
     *,
     all_ranks: str = "all ranks",
 ) -> dict[str, Any]:
-    """The trace in the JSON Object Format of the Trace Event Format: complete events, counters and names."""
+    """The trace in the JSON Object Format of the Trace Event Format, with complete events, counters and metadata events."""
     rank_tables = {name: table for name, table in tables.items() if "rank" in table.columns}
     ranks = sorted({int(rank) for table in rank_tables.values() for rank in table["rank"].unique()})
-    origin = min((int(t[c].min()) for t, c in _starts(tables) if len(t)), default=0)  # type: ignore[arg-type]
+    origin = min((int(t[c].min()) for t, c in _start_columns(tables) if len(t)), default=0)  # type: ignore[arg-type]
     events: list[dict[str, Any]] = []
-    late = lateness(tables["steps"], tables["collectives"])
+    late_slices = lateness(tables["steps"], tables["collectives"])
     for done, rank in enumerate(ranks):
         on_progress(done / len(ranks))
         rank_table = {name: table.filter(pl.col("rank") == rank) for name, table in rank_tables.items()}
         host = f" on {hosts[rank]}" if hosts.get(rank) else ""
-        # Perfetto takes process and thread 0 for the idle task.
-        events += _process(
-            rank + 1, f"rank {rank}{host}", rank + 1, rank_tracks(rank_table, late.get(rank, [])), origin
+        # Perfetto shows process 0 and thread 0 as the idle task.
+        events += _process_events(
+            rank + 1,
+            f"rank {rank}{host}",
+            rank + 1,
+            rank_tracks(rank_table, late_slices.get(rank, [])),
+            origin,
         )
-    marked, finding_pid = finding_tracks(tables["steps"], findings, all_ranks), max(ranks, default=0) + 2
-    if marked:
-        events += _process(finding_pid, "findings", 0, marked, origin)
-    events += _counters(finding_pid + 1, tables, origin)
+    tracks, finding_pid = (
+        finding_tracks(tables["steps"], findings, all_ranks),
+        max(ranks, default=0) + 2,
+    )
+    if tracks:
+        events += _process_events(finding_pid, "findings", 0, tracks, origin)
+    events += _counter_events(finding_pid + 1, tables, origin)
     return {
         "displayTimeUnit": "ms",
         "otherData": {"producer": "ddpdoctor", "origin_epoch_ns": str(origin)},
@@ -178,7 +187,7 @@ def chrome_trace(
     }
 
 
-def _starts(tables: Mapping[str, pl.DataFrame]) -> list[tuple[pl.DataFrame, str]]:
+def _start_columns(tables: Mapping[str, pl.DataFrame]) -> list[tuple[pl.DataFrame, str]]:
     return [
         (tables["steps"], "start_ns"),
         (tables["collectives"], "arrival_ns"),
@@ -187,18 +196,18 @@ def _starts(tables: Mapping[str, pl.DataFrame]) -> list[tuple[pl.DataFrame, str]
     ]
 
 
-def _counters(pid: int, tables: Mapping[str, pl.DataFrame], origin: int) -> list[dict[str, Any]]:
+def _counter_events(pid: int, tables: Mapping[str, pl.DataFrame], origin: int) -> list[dict[str, Any]]:
     """Hosts and GPUs over time, as counters of one process."""
     if "counters" not in tables or tables["counters"].is_empty():
         return []
-    events = _process(pid, "hosts and GPUs", 0, [], origin)
+    events = _process_events(pid, "hosts and GPUs", 0, [], origin)
     for row in tables["counters"].filter(pl.col("time_ns") >= origin).iter_rows(named=True):
         name = row["field"].replace("_", " ").removesuffix(f" {row['unit']}").removesuffix(" percent")
         events.append(
             {
                 "ph": "C",
                 "pid": pid,
-                "tid": pid * _MOST_TRACKS,
+                "tid": pid * _MAX_TRACKS,
                 "ts": (row["time_ns"] - origin) / 1e3,
                 "name": f"{row['source']}: {name}",
                 "cat": "telemetry",
@@ -208,15 +217,15 @@ def _counters(pid: int, tables: Mapping[str, pl.DataFrame], origin: int) -> list
     return events
 
 
-def _process(
-    pid: int, name: str, place: int, tracks: Sequence[tuple[str, list[Slice]]], origin: int
+def _process_events(
+    pid: int, name: str, sort_index: int, tracks: Sequence[tuple[str, list[Slice]]], origin: int
 ) -> list[dict[str, Any]]:
-    first = pid * _MOST_TRACKS
-    events = [_meta(pid, first, "process_name", name=name)]
-    events.append(_meta(pid, first, "process_sort_index", sort_index=place))
+    first = pid * _MAX_TRACKS
+    events = [_metadata_event(pid, first, "process_name", name=name)]
+    events.append(_metadata_event(pid, first, "process_sort_index", sort_index=sort_index))
     for tid, (label, slices) in enumerate(tracks, first):
-        events.append(_meta(pid, tid, "thread_name", name=label))
-        events.append(_meta(pid, tid, "thread_sort_index", sort_index=tid))
+        events.append(_metadata_event(pid, tid, "thread_name", name=label))
+        events.append(_metadata_event(pid, tid, "thread_sort_index", sort_index=tid))
         events += [
             {
                 "ph": "X",
@@ -233,15 +242,15 @@ def _process(
     return events
 
 
-def _meta(pid: int, tid: int, name: str, /, **args: Any) -> dict[str, Any]:
+def _metadata_event(pid: int, tid: int, name: str, /, **args: Any) -> dict[str, Any]:
     return {"ph": "M", "pid": pid, "tid": tid, "ts": 0, "name": name, "args": args}
 
 
-_ORDER = _STEP, _HOST, _ISSUED, _COMPUTE, _COMMUNICATION, _LATE = (
+_TRACKS = _STEP, _HOST, _ISSUED, _COMPUTE, _COMMUNICATION, _LATE = (
     *("step", "host and data", "host log"),
     *("compute", "communication", "late"),
 )
-"""Tracks of measured work, from the top."""
+"""Tracks of measured work, from top to bottom."""
 _LABELS: dict[str, str] = {
     Component.DATA: "waiting for data",
     Component.EPOCH_START: "start of the loader",
@@ -252,11 +261,11 @@ _LABELS: dict[str, str] = {
     Component.DEVICE_SYNC: "idle: host waited for device",
     Component.LAUNCH: "idle: host issues work",
 }
-"""Labels of events on the timeline whose own name is not clear."""
+"""Labels of events whose own names are unclear."""
 _MIN_LATE_SHARE = 0.01
-"""Smaller lateness, as a share of the median step, is not drawn: it is normal scatter."""
+"""Lateness below this share of the median step is not drawn, because it is normal scatter."""
 _SLACK_NS = 1_000
-"""Slices of one track that overlap by less (from rounding) are cut, not moved to a second track."""
+"""Slices of a track that overlap by less, because of rounding, are shortened instead of moved to a second track."""
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -270,68 +279,78 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 def lateness(steps: pl.DataFrame, collectives: pl.DataFrame) -> dict[int, list[Slice]]:
-    """By rank: slices from the median rank's arrival at a collective to its own, if that is later."""
-    usual_step_ns = (steps["end_ns"] - steps["start_ns"]).median() if len(steps) else 0
-    least_ns = _MIN_LATE_SHARE * (usual_step_ns if isinstance(usual_step_ns, int | float) else 0)
-    same = ("source", "kind", "operation", "group", "last_arrival_ns")
-    # Relative to the last arrival, because the quantile is a double, which cannot represent epoch nanoseconds.
-    ahead = (pl.col("arrival_ns") - pl.col("last_arrival_ns")).quantile(0.5, "lower").over(same)
-    middle = pl.col("last_arrival_ns") + ahead.cast(pl.Int64)
+    """Slices by rank, from the median arrival of all ranks at a collective to a later arrival of this rank."""
+    median_step_ns = (steps["end_ns"] - steps["start_ns"]).median() if len(steps) else 0
+    min_late_ns = _MIN_LATE_SHARE * (median_step_ns if isinstance(median_step_ns, int | float) else 0)
+    collective_key = ("source", "kind", "operation", "group", "last_arrival_ns")
+    # Relative to the last arrival, because a quantile is a double, which cannot represent epoch nanoseconds exactly.
+    median_offset = (
+        (pl.col("arrival_ns") - pl.col("last_arrival_ns")).quantile(0.5, "lower").over(collective_key)
+    )
+    middle = pl.col("last_arrival_ns") + median_offset.cast(pl.Int64)
     known = collectives.filter(pl.col("last_arrival_ns").is_not_null())
     matched = known.with_columns(middle.alias("middle_ns"))
-    found: dict[int, list[Slice]] = {}
-    for row in matched.filter(pl.col("arrival_ns") - pl.col("middle_ns") > least_ns).iter_rows(named=True):
+    slices: dict[int, list[Slice]] = {}
+    for row in matched.filter(pl.col("arrival_ns") - pl.col("middle_ns") > min_late_ns).iter_rows(named=True):
         late_ms = (row["arrival_ns"] - row["middle_ns"]) / 1e6
         name = f"late at {row['operation']}"
         item = Slice(
             row["middle_ns"], row["arrival_ns"], name, "late", {"late_ms": late_ms, "step": row["step"]}
         )
-        found.setdefault(row["rank"], []).append(item)
-    return found
+        slices.setdefault(row["rank"], []).append(item)
+    return slices
 
 
-def rank_tracks(tables: Mapping[str, pl.DataFrame], late: Sequence[Slice]) -> list[tuple[str, list[Slice]]]:
-    """Tracks of one rank: measured work first, below it annotations, operators, kernels and sampled lines."""
-    found: dict[str, list[Slice]] = {name: [] for name in _ORDER}
-    found[_LATE] += late
+def rank_tracks(
+    tables: Mapping[str, pl.DataFrame], late_slices: Sequence[Slice]
+) -> list[tuple[str, list[Slice]]]:
+    """Tracks of one rank: first measured work, then annotations, operators, kernels and sampled lines."""
+    slices_by_track: dict[str, list[Slice]] = {name: [] for name in _TRACKS}
+    slices_by_track[_LATE] += late_slices
     for row in tables["steps"].iter_rows(named=True):
         args = {"marks": row["marks"]} if row["marks"] else {}
-        found[_STEP].append(Slice(row["start_ns"], row["end_ns"], f"step {row['step']}", "step", args))
+        slices_by_track[_STEP].append(
+            Slice(row["start_ns"], row["end_ns"], f"step {row['step']}", "step", args)
+        )
     has_both_sources = tables["events"]["source"].n_unique() > 1
     for row in tables["events"].iter_rows(named=True):
-        # If the device's own events are there too, the log shows what the host issued at that time.
+        # If there are also events of the device, the log shows what the host issued at that time.
         track = _COMPUTE if row["track"] == "compute" else _HOST
         track = _ISSUED if has_both_sources and row["source"] == "step-log" else track
         end = row["start_ns"] + row["duration_ns"]
-        found[track].append(Slice(row["start_ns"], end, _LABELS.get(row["name"], row["name"]), row["name"]))
+        slices_by_track[track].append(
+            Slice(row["start_ns"], end, _LABELS.get(row["name"], row["name"]), row["name"])
+        )
     for row in tables["collectives"].iter_rows(named=True):
-        found[_COMMUNICATION] += _collective(row)
+        slices_by_track[_COMMUNICATION] += _collective_slices(row)
     for row in tables["details"].iter_rows(named=True) if "details" in tables else ():
         end = row["start_ns"] + row["duration_ns"]
-        found.setdefault(row["track"], []).append(Slice(row["start_ns"], end, row["name"], "detail"))
+        slices_by_track.setdefault(row["track"], []).append(
+            Slice(row["start_ns"], end, row["name"], "detail")
+        )
     tracks = []
-    for name in found:
-        lanes = _lanes(found[name])
+    for name in slices_by_track:
+        lanes = _lanes(slices_by_track[name])
         tracks += [(name if n == 0 else f"{name} {n + 1}", lane) for n, lane in enumerate(lanes)]
     return tracks
 
 
-def _collective(row: Mapping[str, Any]) -> list[Slice]:
+def _collective_slices(row: Mapping[str, Any]) -> list[Slice]:
     operation = row["operation"]
     args = {
         name: row[name] for name in ("kind", "group", "step", "message_bytes") if row[name] not in (None, "")
     }
     if row["wait_ns"] is None:
         return [Slice(row["arrival_ns"], row["end_ns"], f"{operation}, not matched", "communication", args)]
-    together = row["arrival_ns"] + row["wait_ns"]
+    last_arrival_ns = row["arrival_ns"] + row["wait_ns"]
     return [
-        Slice(row["arrival_ns"], together, f"{operation}: wait", Part.COMM_WAIT, args),
-        Slice(together, row["end_ns"], f"{operation}: transfer", Part.COMM_TRANSFER, args),
+        Slice(row["arrival_ns"], last_arrival_ns, f"{operation}: wait", Part.COMM_WAIT, args),
+        Slice(last_arrival_ns, row["end_ns"], f"{operation}: transfer", Part.COMM_TRANSFER, args),
     ]
 
 
 def _lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
-    """Slices on as few tracks as possible, without overlap within a track, in order of time."""
+    """Distribute slices over as few lanes as possible, sorted by time and without overlap within a lane."""
     lanes: list[list[Slice]] = []
     for item in sorted(slices, key=lambda s: (s.start_ns, s.end_ns)):
         if item.end_ns <= item.start_ns:
@@ -349,13 +368,13 @@ def _lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
 def finding_tracks(
     steps: pl.DataFrame, findings: Sequence[Finding], all_ranks: str
 ) -> list[tuple[str, list[Slice]]]:
-    """One track per finding, over the steps in which it occurs; ``all_ranks``: the name for all recorded ranks."""
+    """One track per finding with a slice over the steps in which it occurs. ``all_ranks``: the name for all recorded ranks."""
     tracks = []
     for finding in findings:
-        chosen = steps
+        finding_steps = steps
         if finding.steps:
-            chosen = steps.filter(pl.col("step").is_between(finding.steps[0], finding.steps[-1]))
-        if chosen.is_empty():
+            finding_steps = steps.filter(pl.col("step").is_between(finding.steps[0], finding.steps[-1]))
+        if finding_steps.is_empty():
             continue
         args = {
             "rule": finding.rule,
@@ -369,6 +388,6 @@ def finding_tracks(
             "explanation": " ".join(finding.explanation.split()),
             "fixes": [fix.title for fix in finding.fixes],
         }
-        start, end = int(chosen["start_ns"].min()), int(chosen["end_ns"].max())  # type: ignore[arg-type]
+        start, end = int(finding_steps["start_ns"].min()), int(finding_steps["end_ns"].max())  # type: ignore[arg-type]
         tracks.append((finding.rule, [Slice(start, end, finding.title, "finding", args)]))
     return tracks

@@ -1,4 +1,4 @@
-"""Numbers, ranks and parts of a step as people read them. Everything absent reads "not recorded", never 0."""
+"""Formats numbers, ranks and parts of a step as text. Missing values are shown as "not recorded", never as 0."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from ddpdoctor.rundir import runs_of
 
 ABSENT = "not recorded"
 NO_COST = "–"
-"""Of a finding without a cost of its own."""
+"""Shown for a finding without a cost of its own."""
 _UNIT = re.compile(r"_(ms|us|ns|s|bytes|percent|share)$")
-_MOST_SPEEDUP = 10
-"""Larger speed-ups are shown as "over 10×"."""
-_LEAST_SPEEDUP = 1.005
+_MAX_SPEEDUP = 10
+"""Larger speedups are shown as "over 10×"."""
+_MIN_SPEEDUP = 1.005
 """Smaller ones would be shown as "1.00×"."""
-_MOST_WHOLE = 1e15
-"""Below it a float represents every whole number exactly."""
-_MOST_RUNS = 64
-"""Runs of neighbouring ranks that are listed."""
+_MAX_EXACT_INTEGER = 1e15
+"""Below this, floats represent all integers exactly."""
+_MAX_RUNS = 64
+"""Maximum number of listed ranges of consecutive ranks."""
 _ACRONYM = re.compile(r"\b(gpu|cpu|ddp|sm|h2d|nccl)\b")
 
 _STOPPED = {"hangs": "hung", "failed": "failed"}
-"""By the fact ``hang.state``."""
+"""Texts by the fact ``hang.state``."""
 _NOT_ENDED = {
     RUNNING: "is still running",
     "killed": "was killed",
     "cut off": "was cut off",
     "unknown": "has no recorded end",
 }
-"""By ``end`` of the job."""
+"""Texts by ``end`` of the job."""
 RUN_LABELS = {
     name: name.replace("_", " ")
     for name in (
@@ -48,7 +48,7 @@ RUN_LABELS = {
     "epochs": "epoch boundaries",
     "unrecorded": "not recorded",
 }
-"""Names of the parts of the run, in order: the facts ``run.NAME_s``."""
+"""Labels of the parts of the run, in order, by NAME of the facts ``run.NAME_s``."""
 PART_LABELS: dict[str, str] = {
     Part.DATA_WAIT: "waiting for data",
     Part.H2D: "copy to device",
@@ -64,14 +64,14 @@ PART_LABELS: dict[str, str] = {
     Component.OPTIMIZER: "optimizer",
     **RUN_LABELS,
 }
-"""Names of the parts of the breakdown, of the kinds of spans and of the parts of the run in reports."""
+"""Labels of the parts of the breakdown, of the kinds of spans and of the parts of the run."""
 
 RECORDINGS = {
     "host-log": "The step logs",
     "device-log": "The step logs, in device time",
     "window": "The profiler window",
 }
-"""The recordings from which causes can be measured, see :class:`ddpdoctor.measure.summary.Speaker`."""
+"""Labels of the recordings from which causes can be measured, see :class:`ddpdoctor.measure.summary.Speaker`."""
 
 EXCLUDED = {
     "thinned": "logged without phases",
@@ -84,12 +84,12 @@ EXCLUDED = {
     "no collectives matched": "without matched collectives",
     "single pause": "in a pause",
 }
-"""Reasons of excluded steps, as they follow a number of steps; others are shown as they are."""
+"""Labels of the reasons for excluding steps, to follow a number of steps. Other reasons are shown unchanged."""
 
-_LEAST_DRAWN = 0.001
-"""Share of the wall time from which a part is drawn on its own; smaller ones are together "other"."""
-_LEAST_WALL_S = 1e-200
-"""Shorter runs are none."""
+_MIN_DRAWN_SHARE = 0.001
+"""Minimum share of the wall time for a part of its own; smaller parts are combined as "other"."""
+_MIN_WALL_S = 1e-200
+"""Shorter wall times count as unknown."""
 
 PERSISTENCE = {
     "always": "in nearly every step",
@@ -117,7 +117,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """A duration given in milliseconds, as µs, ms, s, or minutes and hours by its size."""
+    """A duration given in milliseconds, in µs, ms, s, or minutes and hours depending on its size."""
     if value is None:
         return ABSENT
     size = abs(value)
@@ -130,8 +130,8 @@ def milliseconds(value: float | None) -> str:
     return f"{significant(value)} ms"
 
 
-def in_one_unit(*values_ms: float | None) -> list[str]:
-    """Durations given in milliseconds, all in seconds if one of them takes a second or longer, to be compared."""
+def in_common_unit(*values_ms: float | None) -> list[str]:
+    """Durations given in milliseconds, in comparable units: all in seconds if one of them is a second or longer."""
     if max((value for value in values_ms if value is not None), default=0.0) < 1000:
         return [milliseconds(value) for value in values_ms]
     return [ABSENT if value is None else seconds(value / 1e3) for value in values_ms]
@@ -161,35 +161,35 @@ def percent(share: float | None) -> str:
 
 
 def speedup(value: float | None) -> str:
-    """How many times as fast: "7.1×". One is no gain."""
+    """A speedup factor as text: "7.1×"."""
     return ABSENT if value is None else f"{value:.2f}×" if value < 3 else f"{significant(value, 2)}×"
 
 
 def cost_in_total(finding: Finding) -> str:
-    """The cost of what is lost outside of ordinary steps: "20.1 s in total"; "" for costs per step, or where it is unknown."""
+    """The cost of time lost outside of ordinary steps: "20.1 s in total"; "" for costs per step, or if it is unknown."""
     if finding.costs_ms_per_step is not None or finding.costs_s is None:
         return ""
     return f"{seconds(finding.costs_s)} in total"
 
 
-def speedup_text(finding: Finding, limit: str = "") -> str:
-    """The speed-up if the finding is fixed: "7.1×", with ``limit`` before it, as "≤ " or "about ".
+def speedup_text(finding: Finding, prefix: str = "") -> str:
+    """The speedup if the finding is fixed: "7.1×" after ``prefix``, such as "≤ " or "about ". "" if there is none.
 
-    Above 10 it is "over 10×" (there an error of 1 % in the share would double it), and "" for an upper bound.
+    Above 10 it is "over 10×", because an error of 1 % in the share could double it, or "" for an upper bound.
     """
     value = finding.speedup_if_fixed
-    if value is None or value < _LEAST_SPEEDUP or (finding.at_most and value > _MOST_SPEEDUP):
+    if value is None or value < _MIN_SPEEDUP or (finding.at_most and value > _MAX_SPEEDUP):
         return ""
-    return _capped_speedup(value) if value > _MOST_SPEEDUP else limit + speedup(value)
+    return _capped_speedup(value) if value > _MAX_SPEEDUP else prefix + speedup(value)
 
 
-def limit(finding: Finding, most: str = "at most ", about: str = "about ") -> str:
-    """What stands before a finding's cost: ``most`` for an upper bound, ``about`` for an estimate by an assumption, else ""."""
-    return most if finding.at_most else about if finding.estimated else ""
+def cost_prefix(finding: Finding, upper_bound: str = "at most ", estimate: str = "about ") -> str:
+    """The prefix of a finding's cost: ``upper_bound`` for an upper bound, ``estimate`` for an estimate based on an assumption, else ""."""
+    return upper_bound if finding.at_most else estimate if finding.estimated else ""
 
 
 def _capped_speedup(value: float) -> str:
-    return f"over {_MOST_SPEEDUP}×" if value > _MOST_SPEEDUP else speedup(value)
+    return f"over {_MAX_SPEEDUP}×" if value > _MAX_SPEEDUP else speedup(value)
 
 
 def cost_range(finding: Finding) -> str:
@@ -202,7 +202,7 @@ def cost_range(finding: Finding) -> str:
 
 
 def speedup_range(finding: Finding) -> str:
-    """The 90 % interval of the speed-up: "1.41 to 1.66×"; "" as for :func:`cost_range`."""
+    """The 90 % interval of the speedup: "1.41 to 1.66×"; "" if it is unknown or the saving is an upper bound."""
     if finding.speedup_if_fixed_range is None or finding.at_most:
         return ""
     low, high = (_capped_speedup(end) for end in finding.speedup_if_fixed_range)
@@ -210,7 +210,7 @@ def speedup_range(finding: Finding) -> str:
 
 
 def in_parentheses(text: str) -> str:
-    """``text`` in parentheses, to follow a word; "" where there is none."""
+    """``text`` in parentheses after a space; "" for an empty text."""
     return f" ({text})" if text else ""
 
 
@@ -226,12 +226,12 @@ def size(value: float | None) -> str:
 
 
 def strip_zeros(text: str) -> str:
-    """``text`` without the zeros that end a decimal fraction: "60.0 ms" reads "60 ms" on an axis."""
+    """``text`` without trailing zeros of decimal fractions: "60 ms" for "60.0 ms"."""
     return re.sub(r"\.\d+", lambda match: match[0].rstrip("0").rstrip("."), text)
 
 
 def quantity(value: Any, unit: str) -> str:
-    """Any recorded value with its unit; of a mapping, whose keys are ranks, each rank's."""
+    """Any recorded value with its unit. The keys of a mapping are ranks."""
     if value is None:
         return ABSENT
     if isinstance(value, bool):
@@ -240,7 +240,8 @@ def quantity(value: Any, unit: str) -> str:
         return _number(value, unit)
     if isinstance(value, Mapping):
         return (
-            ", ".join(f"rank {rank}: {quantity(of_rank, unit)}" for rank, of_rank in value.items()) or "none"
+            ", ".join(f"rank {rank}: {quantity(rank_value, unit)}" for rank, rank_value in value.items())
+            or "none"
         )
     if isinstance(value, Sequence) and not isinstance(value, str):
         return (
@@ -269,23 +270,25 @@ def _number(value: float, unit: str) -> str:
         return f"{size(value)} {unit.removeprefix('bytes ')}"
     if unit in ("percent", "%"):
         return percent(value / 100)
-    # A count may have come as a float.
+    # Counts may be floats.
     is_count = not unit or unit.startswith("per ")
-    whole = isinstance(value, int) or (is_count and value.is_integer() and abs(value) < _MOST_WHOLE)
-    text = f"{value:,.0f}" if whole else significant(value)
+    is_integer_value = isinstance(value, int) or (
+        is_count and value.is_integer() and abs(value) < _MAX_EXACT_INTEGER
+    )
+    text = f"{value:,.0f}" if is_integer_value else significant(value)
     return f"{text} {unit}".strip()
 
 
 def rank_numbers(ranks: Iterable[int]) -> str:
-    """Rank numbers with runs joined: "0–2, 5"; at most 64 runs, then "and 100 more"."""
+    """Rank numbers, with consecutive ones joined: "0–2, 5". At most 64 ranges, then "and 100 more"."""
     runs = runs_of(ranks)
-    text = ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:_MOST_RUNS])
-    more = sum(map(len, runs[_MOST_RUNS:]))
+    text = ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:_MAX_RUNS])
+    more = sum(map(len, runs[_MAX_RUNS:]))
     return f"{text} and {more:,} more" if more else text
 
 
 def all_ranks_label(diagnosis: Diagnosis) -> str:
-    """The name for all recorded ranks: "all ranks", "all 5 recorded", "rank 3" where no other was recorded."""
+    """The name for all recorded ranks: "all ranks", "all 5 recorded", "rank 3" if it is the only one."""
     seen, world = _ranks_recorded(diagnosis), diagnosis.job.world_size
     if seen == 1:
         only = diagnosis.job.ranks_seen if world is not None else []
@@ -301,8 +304,8 @@ def stopped(diagnosis: Diagnosis) -> str | None:
     return _STOPPED.get(str(lookup(diagnosis.facts, "hang.state"))) or _NOT_ENDED.get(diagnosis.job.end or "")
 
 
-def undecided(diagnosis: Diagnosis) -> str | None:
-    """Why a job without a severe finding does not count as passed, without a final full stop; None if it counts."""
+def why_not_passed(diagnosis: Diagnosis) -> str | None:
+    """Why a job without a severe finding does not count as passed, without a final full stop; None if it does."""
     if (end := stopped(diagnosis)) is not None:
         return f"the job {end}; a job that did not complete does not count as passed"
     if diagnosis.verdict.rule is None and not diagnosis.healthy:
@@ -310,20 +313,21 @@ def undecided(diagnosis: Diagnosis) -> str | None:
     return None
 
 
-def mean_step(diagnosis: Diagnosis) -> str:
-    """What the critical path and the costs are of: "mean step", "step" where one was measured, "recording" where nothing marks steps."""
+def step_label(diagnosis: Diagnosis) -> str:
+    """The unit to which critical path and costs refer: "mean step", "step" if only one was measured, "recording" if steps are not
+    marked."""
     if lookup(diagnosis.facts, "steps.marked") is False:
         return "recording"
     return "step" if diagnosis.steps.measured == 1 else "mean step"
 
 
 def fix_label(fix: Fix, change: str = "Fix") -> str:
-    """What stands before the title of a fix: ``change``, unless it is a step to find the cause."""
+    """The label before the title of a fix: ``change``, or "Next step" if it is a step to find the cause."""
     return "Next step" if fix.investigates else change
 
 
 def rank_names(ranks: Sequence[int] | None, all_ranks: str) -> str:
-    """Ranks as text: "rank 3", "ranks 0–2". ``None`` stands for all ranks and gives ``all_ranks``."""
+    """Ranks as text: "rank 3", "ranks 0–2"; ``all_ranks`` for None."""
     if ranks is None:
         return all_ranks
     if not ranks:
@@ -337,13 +341,13 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def restarts(diagnosis: Diagnosis) -> int:
-    """How many attempts of the job failed and were followed by another one."""
+    """Number of attempts of the job that failed and were followed by another one."""
     return int(number_fact(diagnosis, "run.restarts.count") or 0)
 
 
 def checks_summary(diagnosis: Diagnosis, more: str = "") -> str:
-    """How many rules found nothing, do not apply and lacked data: "26 checks found nothing; 3 do not apply; 14 lacked data.";
-    ``more`` where some were skipped."""
+    """Numbers of rules without a finding: "26 checks found nothing; 3 do not apply; 14 lacked data." ``more`` is inserted before the
+    full stop if rules were skipped."""
     lacking = sum(rule.applies for rule in diagnosis.skipped)
     others = len(diagnosis.skipped) - lacking
     parts = [f"{count(len(diagnosis.checked), 'check')} found nothing"] if diagnosis.checked else []
@@ -353,7 +357,7 @@ def checks_summary(diagnosis: Diagnosis, more: str = "") -> str:
 
 
 def skipped_by_reason(diagnosis: Diagnosis) -> list[str]:
-    """A line for each reason for which rules were skipped, those that lacked data first: the reason, how many, and their ids."""
+    """A line per reason for skipping rules, lack of data first: the reason, the number of rules, and their ids."""
     by_reason: dict[tuple[bool, str], list[str]] = {}
     for rule in sorted(diagnosis.skipped, key=lambda rule: not rule.applies):
         by_reason.setdefault((rule.applies, rule.why), []).append(rule.rule)
@@ -363,8 +367,8 @@ def skipped_by_reason(diagnosis: Diagnosis) -> list[str]:
     ]
 
 
-def is_whole(diagnosis: Diagnosis) -> bool:
-    """Whether all ranks of the job were recorded, as far as known. If not, transfer and waiting cannot be separated."""
+def has_all_ranks(diagnosis: Diagnosis) -> bool:
+    """Whether all ranks of the job were recorded, or their number is unknown. If not, transfer and waiting cannot be separated."""
     world = diagnosis.job.world_size
     return world is None or _ranks_recorded(diagnosis) >= world
 
@@ -376,21 +380,21 @@ def _ranks_recorded(diagnosis: Diagnosis) -> float:
 
 
 def part(name: str, diagnosis: Diagnosis | None = None) -> str:
-    """The name of a part of the breakdown. Transfer is "transfer or waiting" if ``diagnosis`` lacks ranks of the job."""
-    if name == Part.COMM_TRANSFER and diagnosis is not None and not is_whole(diagnosis):
+    """The label of a part of the breakdown. Transfer is "transfer or waiting" if ``diagnosis`` lacks ranks of the job."""
+    if name == Part.COMM_TRANSFER and diagnosis is not None and not has_all_ranks(diagnosis):
         return "transfer or waiting"
     return PART_LABELS.get(name, name.replace("_", " "))
 
 
 def number_fact(diagnosis: Diagnosis, path: str) -> float | None:
-    """A fact by its path; None if it is not a finite number, as a diagnosis read from a file may have anything there."""
+    """A numeric fact by its path; None if it is not a finite number, because a diagnosis from a file may contain any value."""
     value = lookup(diagnosis.facts, path)
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if is_number else None
 
 
 def numbers_fact(diagnosis: Diagnosis, path: str) -> dict[str, float]:
-    """A fact that has numbers by name; {} likewise."""
+    """A fact that is a mapping of names to numbers, without values that are not finite numbers; {} if it is not a mapping."""
     value = lookup(diagnosis.facts, path)
     names = value if isinstance(value, dict) else {}
     found = {str(name): number_fact(diagnosis, f"{path}.{name}") for name in names}
@@ -398,21 +402,21 @@ def numbers_fact(diagnosis: Diagnosis, path: str) -> dict[str, float]:
 
 
 def run_parts(
-    diagnosis: Diagnosis, least: float = _LEAST_DRAWN, least_other: float = _LEAST_DRAWN
+    diagnosis: Diagnosis, min_share: float = _MIN_DRAWN_SHARE, min_other_share: float = _MIN_DRAWN_SHARE
 ) -> dict[str, float]:
-    """Seconds by part of the run, in its order, without those of less than the share ``least`` of its wall time, which are "other", if of
-    ``least_other`` together. Empty where the wall time is not known."""
+    """Seconds by part of the run, in order. Parts below the share ``min_share`` of the wall time are combined as "other", which is omitted
+    if it is below ``min_other_share``. Empty if the wall time is unknown."""
     wall_s = number_fact(diagnosis, "run.wall_s")
-    if wall_s is None or wall_s < _LEAST_WALL_S:
+    if wall_s is None or wall_s < _MIN_WALL_S:
         return {}
     parts_s = {part: number_fact(diagnosis, f"run.{part}_s") or 0.0 for part in RUN_LABELS}
-    found = {part: min(value, wall_s) for part, value in parts_s.items() if value >= least * wall_s}
-    other_s = wall_s - sum(found.values())
-    return {**found, "other": other_s} if other_s >= least_other * wall_s else found
+    parts_shown = {part: min(value, wall_s) for part, value in parts_s.items() if value >= min_share * wall_s}
+    other_s = wall_s - sum(parts_shown.values())
+    return {**parts_shown, "other": other_s} if other_s >= min_other_share * wall_s else parts_shown
 
 
 def fact(path: str) -> str:
-    """A fact's path as words, for facts without a description: "GPU: kernels per step"."""
+    """The path of a fact as text, for facts without a description: "GPU: kernels per step"."""
     group, _, name = path.rpartition(".")
     text = f"{group.replace('.', ' ')}: {_UNIT.sub('', name)}".removeprefix(": ").replace("_", " ")
     text = _ACRONYM.sub(lambda found: found[0].upper(), text)
@@ -420,7 +424,7 @@ def fact(path: str) -> str:
 
 
 def nonbreaking_units(text: str) -> str:
-    """``text`` with no line break between a number and its unit."""
+    """``text`` with no-break spaces between numbers and units."""
     return re.sub(r"(?<=\d) (?=(?:%|µs|ms|s|min|h|B|KiB|MiB|GiB|TiB|GB/s)(?!\w))", "\u00a0", text)
 
 
@@ -433,11 +437,11 @@ def split_code(text: str) -> list[tuple[str, bool]]:
 
 
 def strip_backticks(text: str) -> str:
-    """``text`` without the backticks around code, for places that cannot format code, such as a window's title."""
+    """``text`` without the backticks around code, for places that cannot format code, such as page titles."""
     return "".join(piece for piece, _ in split_code(text))
 
 
 def paragraphs(text: str) -> list[list[tuple[str, bool]]]:
-    """The paragraphs of ``text``, which empty lines separate, each as :func:`split_code` gives it."""
+    """The paragraphs of ``text``, separated by empty lines, each split by :func:`split_code`."""
     blocks = [" ".join(block.split()) for block in text.split("\n\n")]
     return [split_code(block) for block in blocks if block]

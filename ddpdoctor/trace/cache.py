@@ -101,4 +101,4 @@ def _write(entry: Path, trace: RankTrace) -> None:
     _written_bytes += entry.lstat().st_size
     if _written_bytes > LIMIT_BYTES // 64:
         _written_bytes = 0
-        keep_newest(entry.parent, _SUFFIX, most_bytes=LIMIT_BYTES)
+        keep_newest(entry.parent, _SUFFIX, max_bytes=LIMIT_BYTES)

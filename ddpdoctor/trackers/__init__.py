@@ -1,6 +1,6 @@
 """Exports a diagnosis to experiment trackers: TensorBoard, MLflow, Weights & Biases.
 
-``contents`` selects what of a :class:`~ddpdoctor.diagnose.diagnosis.Diagnosis` is exported and limits its size
+``contents`` selects the exported data of a :class:`~ddpdoctor.diagnose.diagnosis.Diagnosis` and limits its size
 (:class:`TrackerRun`). One module per tracker writes it with the tracker's own package, which is imported only if used.
 """
 
@@ -30,7 +30,7 @@ __getattr__ = deferred(
 
 
 def missing_package(extra: str, error: ImportError) -> DdpDoctorError:
-    """The error for the option and the extra named ``extra``."""
+    """The error if the package of the tracker ``extra``, which is both an option and an extra, cannot be imported."""
     return DdpDoctorError(
         f"--{extra} needs its package ({error}): pip install '.[{extra}]' in a checkout of ddpdoctor."
     )

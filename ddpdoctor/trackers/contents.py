@@ -1,4 +1,4 @@
-"""Selects what of a diagnosis is exported to a tracker (curves by step, metrics, parameters, texts, files) and limits its size."""
+"""Selects the data of a diagnosis for trackers (curves by step, metrics, parameters, texts, files) and limits its size."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from ddpdoctor.report.markdown import finding_markdown
 
 @dataclass(frozen=True)
 class Tuning:
-    """Limits of an export, chosen for what a tracker's pages can show."""
+    """Limits of an export, chosen so that the pages of trackers can show it."""
 
-    most_ranks: int = 16
-    """Ranks with their own curves: the most relevant ones; plus median and maximum over all ranks."""
-    most_points: int = 400
+    max_ranks: int = 16
+    """Ranks with their own curves, the most relevant ones, in addition to the median and maximum over all ranks."""
+    max_points: int = 400
     """Points per curve, as in a report."""
-    most_params: int = 200
-    most_letters: int = 500
+    max_params: int = 200
+    max_characters: int = 500
     """Characters per parameter, the limit of older MLflow servers."""
-    most_findings: int = 50
-    most_letters_of_name: int = 100
-    """Characters of a run's name, which becomes a folder, and of a metric's name; MLflow's limit is 250."""
+    max_findings: int = 50
+    max_name_characters: int = 100
+    """Characters of the name of a run, which becomes a folder, and of a metric. MLflow's limit is 250."""
 
 
 _TUNING = Tuning()
@@ -43,8 +43,8 @@ class Curve:
     """A series of numbers by step."""
 
     name: str
-    """Name with unit, such as ``step_ms``."""
-    of: str
+    """Quantity with unit, such as ``step_ms``."""
+    source: str
     """``rank_00003``, or ``median`` or ``max`` over all ranks."""
     steps: list[int]
     values: list[float]
@@ -55,9 +55,9 @@ class TrackerRun:
     """The data of one run for a tracker."""
 
     name: str
-    """Name of letters, digits, dots, dashes and underscores."""
+    """Consists of letters, digits, dots, dashes and underscores."""
     recording: str
-    """Hexadecimal id that distinguishes recordings of the same name."""
+    """Hexadecimal id, which distinguishes recordings of the same name."""
     started_s: float | None
     """Epoch seconds."""
     params: dict[str, str]
@@ -66,7 +66,7 @@ class TrackerRun:
     curves: list[Curve]
     tags: dict[str, str]
     verdict: str
-    """Markdown, with all findings in short."""
+    """Markdown with a summary of all findings."""
     findings: dict[str, str]
     """Markdown of each finding, by number and rule."""
     files: dict[str, bytes]
@@ -84,13 +84,13 @@ def tracker_run(diagnosis: Diagnosis) -> TrackerRun:
             f"curves of {len(ranks)} ranks, and the median and maximum of all {words.count(len(diagnosis.series.ranks), 'rank')}: "
             "those that the findings name, those that keep others waiting, and the first."
         )
-    found = diagnosis.findings[: _TUNING.most_findings]
+    findings = diagnosis.findings[: _TUNING.max_findings]
     job = diagnosis.job
     return TrackerRun(
         name=_run_name(diagnosis),
         recording=_recording_id(diagnosis),
         started_s=None if job.started_ns is None else job.started_ns / 1e9,
-        params=dict(islice(_params(diagnosis), _TUNING.most_params)),
+        params=dict(islice(_params(diagnosis), _TUNING.max_params)),
         metrics=_metrics(diagnosis),
         curves=[*_series(diagnosis, ranks), *_breakdowns(diagnosis, ranks)],
         tags={
@@ -101,7 +101,8 @@ def tracker_run(diagnosis: Diagnosis) -> TrackerRun:
         },
         verdict=render_markdown(diagnosis),
         findings={
-            f"{n:02} {_key(finding.rule)}": finding_markdown(finding) for n, finding in enumerate(found, 1)
+            f"{n:02} {_safe_name(finding.rule)}": finding_markdown(finding)
+            for n, finding in enumerate(findings, 1)
         },
         files={
             "report.html": render_html(diagnosis).encode("utf-8", "backslashreplace"),
@@ -112,38 +113,38 @@ def tracker_run(diagnosis: Diagnosis) -> TrackerRun:
 
 
 def _run_name(diagnosis: Diagnosis) -> str:
-    """Name of the run, from the first path that was analysed."""
+    """Name of the run, from the first analysed path."""
     path = PurePath(diagnosis.source[0] if diagnosis.source else "")
     last = path.stem if path.suffix in (".json", ".html") else path.name
-    short = re.sub(r"[^A-Za-z0-9._-]+", "_", last)[: _TUNING.most_letters_of_name]
+    short = re.sub(r"[^A-Za-z0-9._-]+", "_", last)[: _TUNING.max_name_characters]
     return short.strip("._") or "ddpdoctor"
 
 
 def _recording_id(diagnosis: Diagnosis) -> str:
-    """Id of the recording: a hash of the job's start time, or for traces, which lack it, of their paths and step times."""
+    """Id of the recording: a hash of the job's start time; for traces, which have none, of their paths, number of steps and median."""
     started_ns, steps = diagnosis.job.started_ns, diagnosis.steps
     identity = (diagnosis.source, steps.count, steps.median_ms) if started_ns is None else started_ns
     return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:8]
 
 
-def _key(name: str) -> str:
-    """``name`` in a form that every tracker accepts: ASCII, without ``..`` as a part."""
-    parts = re.sub(r"[^A-Za-z0-9_./ -]", "_", name[: _TUNING.most_letters_of_name]).split("/")
+def _safe_name(name: str) -> str:
+    """``name`` in a form that all trackers accept: ASCII, without the path component ``..``."""
+    parts = re.sub(r"[^A-Za-z0-9_./ -]", "_", name[: _TUNING.max_name_characters]).split("/")
     return "/".join(part for part in parts if part.strip(". ")) or "unnamed"
 
 
 def _ranks_with_curves(diagnosis: Diagnosis) -> list[int]:
     ranks = diagnosis.series.ranks
-    if len(ranks) <= _TUNING.most_ranks:
+    if len(ranks) <= _TUNING.max_ranks:
         return list(ranks)
-    there = set(ranks)
-    notable = [rank for rank in notable_ranks(diagnosis) if rank in there]
-    return sorted(list(dict.fromkeys([*notable, *ranks]))[: _TUNING.most_ranks])
+    with_series = set(ranks)
+    notable = [rank for rank in notable_ranks(diagnosis) if rank in with_series]
+    return sorted(list(dict.fromkeys([*notable, *ranks]))[: _TUNING.max_ranks])
 
 
 def _series(diagnosis: Diagnosis, ranks: Sequence[int]) -> Iterator[Curve]:
     series = diagnosis.series
-    stride = max(1, -(-len(series.steps) // _TUNING.most_points))
+    stride = max(1, -(-len(series.steps) // _TUNING.max_points))
     steps = series.steps[::stride]
     if not steps or not series.ranks:
         return
@@ -161,25 +162,25 @@ def _series(diagnosis: Diagnosis, ranks: Sequence[int]) -> Iterator[Curve]:
         for r, rank in enumerate(series.ranks):
             if rank in ranks:
                 recorded = ~np.isnan(table[r])
-                yield _curve(name, _of_rank(rank), steps, recorded, table[r, recorded])
+                yield _curve(name, _rank_source(rank), steps, recorded, table[r, recorded])
 
 
-def _curve(name: str, of: str, steps: list[int], known: np.ndarray, values: np.ndarray) -> Curve:
+def _curve(name: str, source: str, steps: list[int], known: np.ndarray, values: np.ndarray) -> Curve:
     return Curve(
-        name, of, [step for step, is_there in zip(steps, known, strict=True) if is_there], values.tolist()
+        name, source, [step for step, is_there in zip(steps, known, strict=True) if is_there], values.tolist()
     )
 
 
 def _breakdowns(diagnosis: Diagnosis, ranks: Sequence[int]) -> Iterator[Curve]:
-    """Yields the breakdown of each rank's mean step as curves with one point, at the last step, which trackers show as bars."""
+    """Yields the breakdown of each rank's mean step as curves with one point at the last step, which trackers show as bars."""
     last = [diagnosis.series.steps[-1] if diagnosis.series.steps else 0]
     for rank in diagnosis.ranks:
         if rank.rank in ranks:
             for part, ms in rank.breakdown_ms.items():
-                yield Curve(f"breakdown_ms/{_key(part)}", _of_rank(rank.rank), last, [ms])
+                yield Curve(f"breakdown_ms/{_safe_name(part)}", _rank_source(rank.rank), last, [ms])
 
 
-def _of_rank(rank: int) -> str:
+def _rank_source(rank: int) -> str:
     return f"rank_{rank:05d}"
 
 
@@ -195,16 +196,16 @@ def _metrics(diagnosis: Diagnosis) -> dict[str, float]:
         "run/wall_s": words.number_fact(diagnosis, "run.wall_s"),
         "run/goodput": words.number_fact(diagnosis, "run.goodput"),
         "run/restarts": words.number_fact(diagnosis, "run.restarts.count"),
-        **{f"run/{_key(part)}_s": seconds for part, seconds in words.run_parts(diagnosis).items()},
-        **{f"share/{_key(part)}": share for part, share in diagnosis.breakdown.items()},
+        **{f"run/{_safe_name(part)}_s": seconds for part, seconds in words.run_parts(diagnosis).items()},
+        **{f"share/{_safe_name(part)}": share for part, share in diagnosis.breakdown.items()},
         **{
             f"findings/{severity}": float(sum(each.severity == severity for each in diagnosis.findings))
             for severity in SEVERITIES
         },
     }
-    # The costliest finding of a rule comes first and must be assigned last.
-    for finding in reversed(diagnosis.findings[: _TUNING.most_findings]):
-        found[f"cost_ms/{_key(finding.rule)}"] = finding.costs_ms_per_step
+    # Reversed, because a rule's costliest finding is first and must be assigned last.
+    for finding in reversed(diagnosis.findings[: _TUNING.max_findings]):
+        found[f"cost_ms/{_safe_name(finding.rule)}"] = finding.costs_ms_per_step
     return {name: float(value) for name, value in found.items() if value is not None and np.isfinite(value)}
 
 
@@ -220,12 +221,11 @@ def _params(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     ]
     for name, text in rows:
         if text:
-            yield _key(name), text[: _TUNING.most_letters]
+            yield _safe_name(name), text[: _TUNING.max_characters]
 
 
 def _leaves(value: JsonValue, path: str) -> Iterator[tuple[str, str]]:
-    """Yields (path, text) of the leaves of nested values; entries of a list of several mappings are numbered. Null values are
-    skipped."""
+    """Yields (path, text) of the leaves of nested values, without None. The entries of a list of several mappings are numbered."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _leaves(item, f"{path}/{name}" if path else str(name))

@@ -1,7 +1,7 @@
 """Writes event files for TensorBoard: one run per rank, so that a chart shows all ranks.
 
-Uses TensorBoard's own package to write records; torch is not needed. File names do not contain the host. A second export of a
-recording replaces the first. Another recording of the same name gets its own folder, because TensorBoard shows all files of a
+Records are written with TensorBoard's own package; torch is not needed. File names do not contain the host. A second export of a
+recording replaces the first. A different recording of the same name gets its own folder, because TensorBoard shows all files of a
 folder as one run.
 """
 
@@ -17,27 +17,27 @@ from ddpdoctor.trackers import missing_package
 from ddpdoctor.trackers.contents import Curve, TrackerRun
 from ddpdoctor.written import EVENTS, write_file
 
-_FILES = "events.out.tfevents.*.ddpdoctor-*"
-_FILE = "events.out.tfevents.{second:010d}.ddpdoctor-{recording}"
+_FILE_PATTERN = "events.out.tfevents.*.ddpdoctor-*"
+_FILE_NAME = "events.out.tfevents.{second:010d}.ddpdoctor-{recording}"
 _VERSION = "brain.Event:2"
 
 
 def write_tensorboard(run: TrackerRun, folder: Path) -> list[Path]:
-    """Write ``folder/NAME`` (``NAME-2`` if that has another recording) with the texts and metrics of the run, and a subfolder for
-    each rank. Returns the files, that of the run first. Raises DdpDoctorError."""
+    """Write texts and metrics of the run to ``folder/NAME``, or ``NAME-2`` if that has another recording, and the curves of each rank to
+    a subfolder. Returns the files, that of the run first. Raises DdpDoctorError."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
     except ImportError as error:
         raise missing_package("tensorboard", error) from error
     second = 0 if run.started_s is None else run.started_s
-    file_name = _FILE.format(second=int(second), recording=run.recording)
+    file_name = _FILE_NAME.format(second=int(second), recording=run.recording)
     top = _own_folder(folder, run, file_name)
     by_run: dict[str, list[Curve]] = {}
     for curve in run.curves:
-        by_run.setdefault(curve.of, []).append(curve)
+        by_run.setdefault(curve.source, []).append(curve)
     last = max((curve.steps[-1] for curve in run.curves if curve.steps), default=0)
     values = {top: [*_texts(run), *((last, _scalar(name, value)) for name, value in run.metrics.items())]}
-    values |= {top / of: _points(curves) for of, curves in by_run.items()}
+    values |= {top / source: _points(curves) for source, curves in by_run.items()}
     written = []
     for place, found in values.items():
         events = [Event(wall_time=second, file_version=_VERSION)]
@@ -50,9 +50,11 @@ def write_tensorboard(run: TrackerRun, folder: Path) -> list[Path]:
 
 
 def _own_folder(folder: Path, run: TrackerRun, file_name: str) -> Path:
-    """The first of NAME, NAME-2, ... without files of another recording."""
+    """The first of the folders NAME, NAME-2, ... without files of another recording."""
     places = (folder / (f"{run.name}-{n}" if n > 1 else run.name) for n in count(1))
-    return next(place for place in places if all(file.name == file_name for file in place.glob(_FILES)))
+    return next(
+        place for place in places if all(file.name == file_name for file in place.glob(_FILE_PATTERN))
+    )
 
 
 def _points(curves: Sequence[Curve]) -> list[tuple[int, Any]]:

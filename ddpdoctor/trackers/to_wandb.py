@@ -1,4 +1,4 @@
-"""Writes a run of Weights & Biases in offline mode to a folder, which the user can upload with `wandb sync`."""
+"""Writes an offline run of Weights & Biases to a folder, which the user can upload with `wandb sync`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ddpdoctor.trackers.contents import TrackerRun
 
 _PROJECT = "ddpdoctor"
 """Project name if $WANDB_PROJECT is not set."""
-_OTHER_RUN = ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH")
-"""Variables that identify the job's own run, which an upload of the diagnosis would otherwise change."""
+_RUN_VARIABLES = ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH")
+"""Environment variables that identify the job's own run. They are unset, because an upload of the diagnosis would change that run."""
 _MAX_TAG = 64
-"""Most characters of a tag."""
+"""Maximum number of characters of a tag."""
 
 
 def log_to_wandb(run: TrackerRun, folder: Path) -> str:
     """Write an offline run below ``folder``. Returns the command to upload it. Raises DdpDoctorError."""
     place = folder.resolve()
     place.mkdir(parents=True, exist_ok=True)
-    # Record nothing about this machine, and do not report the use of the package.
+    # Record nothing about this machine, and send no error reports.
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         os.environ[name] = str(place / ".wandb-files")
-    for name in _OTHER_RUN:
+    for name in _RUN_VARIABLES:
         os.environ.pop(name, None)
     try:
         import wandb
@@ -64,7 +64,7 @@ def log_to_wandb(run: TrackerRun, folder: Path) -> str:
     except wandb.Error as error:
         raise DdpDoctorError(f"--wandb {folder}: {' '.join(str(error).split())}") from error
     except OSError as error:
-        # Raised while the package copies a file: the error's file name would be misleading.
+        # Raised while the package copies a file, so the error's file name would be misleading.
         raise DdpDoctorError(f"--wandb {folder}: {error.strerror or error}") from error
     return f"wandb sync {shlex.quote(str(where))}"
 
@@ -73,7 +73,7 @@ def _log(run: TrackerRun, wandb: Any, logged: Any) -> None:
     rows: dict[int, dict[str, float]] = {}
     for curve in run.curves:
         for step, value in zip(curve.steps, curve.values, strict=True):
-            rows.setdefault(step, {})[f"{curve.of}/{curve.name}"] = value
+            rows.setdefault(step, {})[f"{curve.source}/{curve.name}"] = value
     for step, values in sorted(rows.items()):
         logged.log(values, step=step)
     logged.summary.update(run.metrics)

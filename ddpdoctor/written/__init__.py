@@ -1,9 +1,9 @@
-"""Writes output files and folders that the user requests. Replaces existing files only if ddpdoctor wrote them and they are
-unchanged.
+"""Writes the output files and folders that the user requests. Existing files are replaced only if ddpdoctor wrote them and they are
+unchanged; other existing files are an error.
 
-A page, text or archive ends with a line with a hash of all text before it (its *seal*). JSON is recognised by its beginning. A
-folder has a list of its files' hashes, ``ddpdoctor.sha256``, which ``sha256sum --check`` accepts. Other files are an error.
-Files are written to a temporary file and renamed.
+Pages, texts and archives end with a line that has a hash of all bytes before it (the *seal*). JSON is recognised by its beginning. A
+folder has a list of its files' hashes, ``ddpdoctor.sha256``, which ``sha256sum --check`` accepts. Files are written to a temporary
+file and renamed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes single files atomically, and never over files that ddpdoctor did not write; how those of each kind are recognised."""
+"""Writes single files atomically, without replacing files that ddpdoctor did not write, and recognises ddpdoctor's own files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ddpdoctor.rundir import is_hollow, is_recorded_file, is_run_directory, open
 from ddpdoctor.rundir.owned import resolve_own_links
 
 STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
-"""Paths of this process's standard output."""
+"""Paths of the standard output of this process."""
 _OPEN_DESCRIPTOR = re.compile(r"/dev/(fd/\d+|stdin|stdout|stderr)|/proc/(self|\d+)/fd/\d+")
-"""Paths of open file descriptors, such as a shell's process substitution: written to without further checks."""
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK, errno.EXDEV)
-"""Errors of file systems without hard links."""
+"""Paths of open file descriptors, such as those of process substitution. They are written to without further checks."""
+_NO_HARD_LINK_ERRORS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK, errno.EXDEV)
+"""Errors of hard links on file systems that do not support them."""
 
-_TRIES = 20
-"""Attempts to replace a file that other processes write at the same time."""
+_MAX_ATTEMPTS = 20
+"""Maximum number of attempts to replace a file that other processes write at the same time."""
 
 Identity = tuple[int, int, int, int]
 
@@ -38,7 +38,7 @@ def is_stdout(path: str | os.PathLike[str]) -> bool:
 
 
 def check_file(path: str | os.PathLike[str], form: Form) -> None:
-    """Raises DdpDoctorError if :func:`write_file` would refuse ``path``; to be called before long work."""
+    """Raise DdpDoctorError if :func:`write_file` would refuse ``path``. Call this before long work."""
     if is_stdout(path):
         return
     with as_user_errors(path):
@@ -53,12 +53,12 @@ def check_file(path: str | os.PathLike[str], form: Form) -> None:
 
 
 def write_file(path: str | os.PathLike[str], content: str | bytes, form: Form, mode: int = 0o666) -> None:
-    """Write ``content`` (text as UTF-8) with the seal of ``form``, atomically: readers get the old file or the new one.
+    """Write ``content`` (text as UTF-8) with the seal of ``form`` atomically: readers get the old file or the new one.
 
-    ``-`` is standard output. Links are followed and kept, but refused inside a run directory, which may come from another
-    machine. A FIFO or character device is written to. ``mode`` is that of a new file, before the umask.
+    ``-`` is standard output. Links are followed and kept, but refused inside a run directory, which may come from another machine.
+    ``path`` may be a FIFO or a character device. ``mode``: permissions of a new file, before the umask.
 
-    Raises DdpDoctorError if the file cannot be written, or if a file is there that is not empty and not of this form;
+    Raises DdpDoctorError if the file cannot be written, or if there is a non-empty file that is not of this form. Raises
     BrokenPipeError if standard output has no reader.
     """
     data = form.sealed(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
@@ -71,12 +71,12 @@ def write_file(path: str | os.PathLike[str], content: str | bytes, form: Form, m
             with os.fdopen(_open_special(place), "wb") as special:
                 special.write(data)
         else:
-            put_in_place(place, data, lambda: _check_replaceable(place, path, form), mode)
+            write_checked(place, data, lambda: _check_replaceable(place, path, form), mode)
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object], mode: int = 0o600) -> None:
-    """Replace ``path`` atomically by a file that ``write`` fills; creates missing folders. For ddpdoctor's own folders: does not
-    check the existing file. Raises OSError and the errors of ``write``; ``path`` is then unchanged."""
+    """Replace ``path`` atomically by a file that ``write`` fills, and create missing folders. The existing file is not checked, so use
+    this only in ddpdoctor's own folders. Raises OSError and the errors of ``write``; ``path`` is then unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _temporary_file(path, mode) as (fresh, stream):
         write(stream)
@@ -85,15 +85,15 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object], mode: int = 0o
 
 
 def write_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
-    """Write ``path`` if it does not exist; returns False if it already has the content ``data``. Raises OSError, and
-    FileExistsError if it has other content."""
+    """Write ``path`` if it does not exist. Returns False if it already has the content ``data``. Raises FileExistsError if it has other
+    content, and other OSErrors."""
 
     def check() -> None:
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, "another file of that name is there", str(path))
 
     try:
-        put_in_place(path, data, check, mode)
+        write_checked(path, data, check, mode)
     except FileExistsError:
         with os.fdopen(open_regular(str(path)), "rb") as file:
             if file.read(len(data) + 1) == data:
@@ -103,7 +103,7 @@ def write_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
 
 
 def resolve_target(path: str | os.PathLike[str], noun: str = "file") -> Path:
-    """``path`` with links resolved. Raises OSError if it may not be written to, DdpDoctorError if it is part of a recording."""
+    """``path`` with links resolved. Raises OSError if it must not be written to, DdpDoctorError if it is part of a recording."""
     if _is_open_descriptor(path):
         return Path(path)
     absolute = Path(os.path.abspath(path))  # noqa: PTH100 - links stay as they are
@@ -131,7 +131,7 @@ def _is_open_descriptor(path: str | os.PathLike[str]) -> bool:
 
 
 def _is_special(place: Path) -> bool:
-    """Whether ``place`` is a FIFO or character device. Raises OSError if it is neither these nor a regular file."""
+    """Whether ``place`` is a FIFO or character device. Raises OSError if it exists and is neither that nor a regular file."""
     try:
         mode = place.stat().st_mode
     except FileNotFoundError:
@@ -146,7 +146,7 @@ def _is_special(place: Path) -> bool:
 
 
 def _open_special(place: Path) -> int:
-    """Opens a FIFO or device for writing. Raises OSError if it belongs to another user, who could read the report."""
+    """Open a FIFO or device for writing. Raises OSError if it belongs to another user, who could read the report."""
     is_descriptor = _is_open_descriptor(place)
     handle = os.open(place, os.O_WRONLY | os.O_CLOEXEC | (0 if is_descriptor else os.O_NOFOLLOW))
     found = os.fstat(handle)
@@ -157,30 +157,30 @@ def _open_special(place: Path) -> int:
 
 
 def _check_replaceable(place: Path, shown: str | os.PathLike[str], form: Form) -> Identity | None:
-    """Identity of the file at ``place``, None if there is none. Raises DdpDoctorError if it may not be replaced, and OSError."""
+    """Identity of the file at ``place``; None if there is none. Raises DdpDoctorError if it must not be replaced, and OSError."""
     try:
         handle = open_regular(str(place))
     except FileNotFoundError:
         return None
     with os.fdopen(handle, "rb") as file:
-        fault = form.fault(file)
-        if fault is not None:
-            raise DdpDoctorError(f"{os.fspath(shown)} {fault}: name another file.")
+        why_not_replaceable = form.why_not_replaceable(file)
+        if why_not_replaceable is not None:
+            raise DdpDoctorError(f"{os.fspath(shown)} {why_not_replaceable}: name another file.")
         return identity(os.fstat(file.fileno()))
 
 
 def identity(status: os.stat_result) -> Identity:
-    """Device, inode, size and modification time, which show whether a file has changed."""
+    """Device, inode, size and modification time, by which changes of a file are detected."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def put_in_place(place: Path, data: bytes, check: Callable[[], Identity | None], mode: int) -> None:
-    """Write ``data`` to ``place``. ``check`` returns the identity of the file that may be replaced, or raises; a file that appears
-    or changes afterwards is checked again. Raises OSError after :data:`_TRIES` attempts."""
+def write_checked(place: Path, data: bytes, check: Callable[[], Identity | None], mode: int) -> None:
+    """Write ``data`` to ``place``. ``check`` returns the identity of the existing file, or raises if it must not be replaced. It is
+    called again if the file appears or changes meanwhile. Raises OSError after :data:`_MAX_ATTEMPTS` attempts."""
     with _temporary_file(place, mode) as (fresh, stream):
         stream.write(data)
         stream.close()
-        for _ in range(_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             seen = check()
             if _move_into_place(fresh, place, seen):
                 return
@@ -195,7 +195,7 @@ def _move_into_place(fresh: Path, place: Path, seen: Identity | None) -> bool:
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in _NO_HARD_LINK_ERRORS:
                 raise
         if os.path.lexists(place):
             return False
@@ -207,7 +207,7 @@ def _move_into_place(fresh: Path, place: Path, seen: Identity | None) -> bool:
 
 @contextlib.contextmanager
 def _temporary_file(place: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
-    """A temporary file in the folder of ``place`` and its stream; removed at the end unless it was renamed."""
+    """Context with a temporary file in the folder of ``place`` and its stream. The file is removed at the end unless it was renamed."""
     fresh = place.parent / f".ddpdoctor-{os.urandom(8).hex()}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(fresh, flags, mode)
@@ -233,7 +233,7 @@ def _write_stdout(data: bytes) -> None:
 
 @contextlib.contextmanager
 def as_user_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Converts an OSError into a DdpDoctorError that names ``path``."""
+    """Context that converts an OSError into a DdpDoctorError that names ``path``."""
     try:
         yield
     except OSError as error:
@@ -247,8 +247,8 @@ _SEAL = re.compile(rb"(?s).*\n[^\n]{0,8}ddpdoctor ([a-z-]{1,20}) sha256:([0-9a-f
 
 @dataclass(frozen=True)
 class Form:
-    """A kind of file that ddpdoctor writes. ``words`` is its name in messages. It is recognised by a seal, enclosed in the two
-    parts of ``comment``, or by its beginning ``head``."""
+    """A kind of file that ddpdoctor writes. ``words``: its name in messages. Files are recognised by their beginning ``head``, or
+    without it by a seal, which is enclosed in the two parts of ``comment``."""
 
     words: str
     kind: str = ""
@@ -268,8 +268,8 @@ class Form:
         """Length of a seal, bytes."""
         return len(self._seal(b"0" * 64))
 
-    def fault(self, file: BinaryIO) -> str | None:
-        """Why ``file``, open at its beginning, is not one that ddpdoctor wrote; None if it is, or if it is empty. Raises OSError."""
+    def why_not_replaceable(self, file: BinaryIO) -> str | None:
+        """Why ``file``, open at its beginning, must not be replaced; None if it is unchanged since ddpdoctor wrote it, or empty."""
         other = f"is not {self.words} that ddpdoctor wrote"
         if self.head is not None:
             head = file.read(_HEAD_BYTES)
@@ -288,7 +288,7 @@ class Form:
         return b"\n" + begin + b"ddpdoctor " + self.kind.encode() + b" sha256:" + digest + end + b"\n"
 
 
-def _json(schema: str) -> re.Pattern[bytes]:
+def _json_head(schema: str) -> re.Pattern[bytes]:
     return re.compile(rb'\s*\{\s*"schema":\s*"ddpdoctor\.' + schema.encode() + rb'/\d+"')
 
 
@@ -299,11 +299,11 @@ COMPARISON_PAGE = Form("an HTML comparison", "comparison")
 HISTORY_PAGE = Form("an HTML history", "history")
 PATCH = Form("a patch", "patch", (b"# ", b""))
 BUNDLE = Form("a bundle", "bundle", (b"# ", b""))
-DIAGNOSIS = Form("a diagnosis", head=_json("diagnosis"))
-COMPARISON = Form("a comparison", head=_json("comparison"))
-HISTORY = Form("a history", head=_json("history"))
-TRIALS = Form("an answer of `try`", head=_json("trials"))
-DOCTOR = Form("an answer of `doctor`", head=_json("doctor"))
+DIAGNOSIS = Form("a diagnosis", head=_json_head("diagnosis"))
+COMPARISON = Form("a comparison", head=_json_head("comparison"))
+HISTORY = Form("a history", head=_json_head("history"))
+TRIALS = Form("an answer of `try`", head=_json_head("trials"))
+DOCTOR = Form("an answer of `doctor`", head=_json_head("doctor"))
 SARIF = Form(
     "a SARIF log",
     head=re.compile(rb'\s*\{\s*"\$schema":[^,]*,\s*"version":[^,]*,\s*"runs":[\s\[{]*"tool":[\s{]*"driver":[\s{]*"name":\s*"ddpdoctor"'),
@@ -315,7 +315,7 @@ EVENTS = Form("an event file of TensorBoard", head=re.compile(rb"(?s).{8,60}brai
 
 
 def hash_of(file: BinaryIO, size: int | None = None) -> str:
-    """SHA-256 of the next ``size`` bytes of ``file``, or of all; "" for a sparse file, which ddpdoctor does not write."""
+    """SHA-256 of the next ``size`` bytes of ``file``, None: of all. "" for a sparse file, which ddpdoctor never writes."""
     if is_hollow(os.fstat(file.fileno())):
         return ""
     whole, left = hashlib.sha256(), sys.maxsize if size is None else size
@@ -326,7 +326,7 @@ def hash_of(file: BinaryIO, size: int | None = None) -> str:
 
 
 def _unpacked(head: bytes) -> bytes:
-    """``head`` decompressed, if it is the beginning of a gzip file."""
+    """``head``, decompressed if it is the beginning of a gzip file."""
     if not head.startswith(b"\x1f\x8b"):
         return head
     with contextlib.suppress(zlib.error):

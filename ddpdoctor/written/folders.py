@@ -16,9 +16,9 @@ from ddpdoctor.written.files import (
     as_user_errors,
     hash_of,
     identity,
-    put_in_place,
     replace_file,
     resolve_target,
+    write_checked,
 )
 
 LIST = "ddpdoctor.sha256"
@@ -28,8 +28,8 @@ _LISTED = re.compile(r"([0-9a-f]{64})  ([^\0\n]{1,400})")
 
 
 class WrittenFolder:
-    """A folder of files with a list of their hashes. ``noun``: what is written there, for messages; ``must_be_empty``: no other files
-    may be there at the first writing."""
+    """A folder of files with a list of their hashes. ``noun``: what is written, for messages. ``must_be_empty``: refuse a folder that
+    contains files but no list."""
 
     def __init__(self, folder: Path, noun: str, must_be_empty: bool = False) -> None:
         self._folder, self._noun, self._must_be_empty = folder, noun, must_be_empty
@@ -37,7 +37,7 @@ class WrittenFolder:
         self._hashes: dict[str, set[str]] = {}
 
     def check(self, names: Iterable[str]) -> None:
-        """Raises DdpDoctorError if one of ``names`` may not be written: ddpdoctor did not write it, or it has changed."""
+        """Raise DdpDoctorError if one of ``names`` must not be written, because ddpdoctor did not write it or it was changed."""
         with as_user_errors(self._folder):
             self._root = self._find_root()
             self._hashes = self._read_list()
@@ -48,12 +48,12 @@ class WrittenFolder:
             for name in names:
                 self._check_replaceable(name)
 
-    def others(self, names: Iterable[str]) -> list[str]:
-        """Existing files of the list that are not in ``names``."""
+    def leftover_files(self, names: Iterable[str]) -> list[str]:
+        """Existing files in the list that are not in ``names``."""
         return sorted(name for name in self._hashes.keys() - set(names) if os.path.lexists(self._path(name)))
 
     def write(self, files: Iterable[tuple[str, bytes]], mode: int = 0o666) -> list[Path]:
-        """Write ``files`` (name, content); returns their paths. Raises DdpDoctorError like :meth:`check`, when it reaches the file."""
+        """Write ``files`` (name, content) and return their paths. Each file is checked as in :meth:`check` when it is written."""
         if self._root is None:
             self.check(())
         written = []
@@ -68,13 +68,13 @@ class WrittenFolder:
         self._hashes = self._read_list()
         self._check_replaceable(name)
         new = hashlib.sha256(data).hexdigest()
-        # The list has both hashes until the file is replaced, so that an interruption leaves a valid list.
+        # The list has both hashes until the file is replaced, so that it remains valid if this is interrupted.
         self._write_list({**self._hashes, name: {*self._hashes.get(name, ()), new}})
-        put_in_place(self._path(name), data, lambda: self._check_replaceable(name), mode)
+        write_checked(self._path(name), data, lambda: self._check_replaceable(name), mode)
         self._write_list({**self._hashes, name: {new}})
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files of the list. Raises DdpDoctorError if one has changed since it was written."""
+        """Remove files in the list. Raises DdpDoctorError if one was changed after it was written."""
         with as_user_errors(self._folder):
             for name in names:
                 self._check_replaceable(name)
@@ -111,7 +111,7 @@ class WrittenFolder:
         self._hashes = dict(hashes)
 
     def _check_replaceable(self, name: str) -> Identity | None:
-        """Identity of the file ``name``; None if there is none. Raises DdpDoctorError if it may not be replaced, and OSError."""
+        """Identity of the file ``name``; None if there is none. Raises DdpDoctorError if it must not be replaced, and OSError."""
         parts = name.split("/")
         for length in range(1, len(parts)):
             inside = self._path("/".join(parts[:length]))

@@ -273,12 +273,12 @@ def test_where_the_disk_was_full_the_next_call_goes_on(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         put(place, data, judge, mode)
 
-    put = folders.put_in_place
+    put = folders.write_checked
     with (
         monkeypatch.context() as patch,
         pytest.raises(DdpDoctorError, match=r"cannot write .*: No space left"),
     ):
-        patch.setattr(folders, "put_in_place", filling)
+        patch.setattr(folders, "write_checked", filling)
         write_bundle(tmp_path / "b", [], "")
     write_bundle(tmp_path / "b", [], "")
     assert (tmp_path / "b" / "__main__.py").is_file()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli.rank_requests import _number, _order_all, is_stopped, why_no_window
+from ddpdoctor.cli.rank_requests import _send_request, _window_number, is_stopped, why_no_window
 from ddpdoctor.cli.stacks import command as stacks
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import CAPTURE_ANSWER, STALL_FILE, CaptureRequest, Present, boot_id, pid_namespace
@@ -147,7 +147,7 @@ def test_a_stall_is_the_reason_and_not_an_open_window(tmp_path, ago_s):
     said = {"schema": CAPTURE_SCHEMA, "request": 1, "step": 30, "why": "another window is under way"}
     Path(rank.spool, CAPTURE_ANSWER).write_text(json.dumps(said))
     with pytest.raises(UnusableInput) as refused:
-        _order_all(live, [rank], CaptureRequest(1, 1, 40, 8))
+        _send_request(live, [rank], CaptureRequest(1, 1, 40, 8))
     if ago_s == 1:
         assert str(refused.value) == "no window, because rank 0 cannot open one: another window is under way."
     else:
@@ -171,7 +171,7 @@ def test_a_suspended_rank_is_reported_as_stopped(tmp_path, monkeypatch, capsys):
         stacks.callback(tmp_path / "run", False)
         assert capsys.readouterr().out == "rank 0 (process 1) is stopped (SIGSTOP).\n"
         with pytest.raises(UnusableInput, match=r"^no window, because rank 0 is stopped \(SIGSTOP\)\.$"):
-            _order_all(live, [rank], CaptureRequest(1, 1, 40, 8))
+            _send_request(live, [rank], CaptureRequest(1, 1, 40, 8))
     finally:
         process.kill()
         process.wait()
@@ -243,8 +243,8 @@ def test_a_window_has_the_same_number_on_each_host(tmp_path):
 
     first = {"number": 1, "steps": [500, 508], "state": "waiting"}
     seen = live([first], [])
-    assert _number(run, seen, {"b"}, 500) == 1
-    assert _number(run, seen, {"b"}, 600) == 2, "another window"
-    assert _number(run, seen, {"a"}, 500) == 2, "this host's own trace would be written over"
+    assert _window_number(run, seen, {"b"}, 500) == 1
+    assert _window_number(run, seen, {"b"}, 600) == 2, "another window"
+    assert _window_number(run, seen, {"a"}, 500) == 2, "this host's own trace would be written over"
     second = {"number": 2, "steps": [700, 708], "state": "waiting"}
-    assert _number(run, live([first, second], [first]), {"b"}, 700) == 2
+    assert _window_number(run, live([first, second], [first]), {"b"}, 700) == 2

@@ -107,7 +107,7 @@ def test_an_analysis_is_limited_to_the_free_memory(tmp_path, taking, words):
 
 @pytest.mark.extended
 def test_an_analysis_has_a_time_limit(tmp_path):
-    said = ended(start(tmp_path, HANG, "run_and_present._MIN_LIMIT_S = 4.0"), tmp_path)
+    said = ended(start(tmp_path, HANG, "run_and_present._MIN_TIME_LIMIT_S = 4.0"), tmp_path)
     assert "the analysis took too long and was ended" in said and AGAIN in said
 
 
@@ -147,7 +147,7 @@ def test_an_analysis_that_does_not_stop_is_killed_and_a_second_signal_ignored(tm
 def test_processes_of_the_analysis_end_with_it(tmp_path):
     helper = "import subprocess; p = subprocess.Popen(['sleep', '60'], start_new_session=True)"
     fault = f"{helper}; Path('helper').write_text(str(p.pid)); time.sleep(60)"
-    launcher = start(tmp_path, fault, "run_and_present._MIN_LIMIT_S = 4.0")
+    launcher = start(tmp_path, fault, "run_and_present._MIN_TIME_LIMIT_S = 4.0")
     ended(launcher, tmp_path)
     deadline_s = time.monotonic() + 10
     while psutil.pid_exists(int((tmp_path / "helper").read_text())):

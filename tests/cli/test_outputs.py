@@ -198,7 +198,7 @@ def test_a_static_report_has_no_library(run, tmp_path):
     # What `run` writes at its end follows its own option.
     for static in (False, True):
         assert (
-            run_and_present._written(
+            run_and_present._write_outputs(
                 read_diagnosis(whole), tmp_path, run_and_present.ReportOptions(static=static)
             )
             == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli.capture import MOST_STEPS
+from ddpdoctor.cli.capture import MAX_STEPS
 from ddpdoctor.cli.main import VERBS
 from ddpdoctor.rundir.requests import MOST_CAPTURE_STEPS
 
@@ -107,7 +107,7 @@ for words in {LINES!r}:
 
 
 def test_most_capture_steps_is_the_same_in_cli_and_rundir():
-    assert MOST_STEPS == MOST_CAPTURE_STEPS
+    assert MAX_STEPS == MOST_CAPTURE_STEPS
 
 
 def test_a_job_is_started_without_the_analysis():

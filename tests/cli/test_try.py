@@ -145,7 +145,7 @@ def test_the_scripts_call_is_not_edited_if_the_object_is_built_elsewhere(tmp_pat
 )
 def test_trials_are_shorter_than_the_run(source, count, steps):
     known = Steps(count=count, source=source, mean_ms=50.0)
-    assert trials._steps(msgspec.structs.replace(samples.minimal(), steps=known)) == steps
+    assert trials._trial_steps(msgspec.structs.replace(samples.minimal(), steps=known)) == steps
 
 
 def test_a_patch_keeps_line_endings(tmp_path):
@@ -258,7 +258,7 @@ def test_a_failed_write_keeps_the_earlier_results(tmp_path, monkeypatch, capsys)
     earlier = '{"schema": "ddpdoctor.trials/1"}'
     (tmp_path / "trials.json").write_text(earlier)
     monkeypatch.setattr(measured_trials, "write_trials", full)
-    trials._store(TrialsReport(baseline=Baseline(median_ms=20.0)), tmp_path)
+    trials._store_results(TrialsReport(baseline=Baseline(median_ms=20.0)), tmp_path)
     assert (tmp_path / "trials.json").read_text() == earlier
     assert "cannot be written (No space left on device)" in capsys.readouterr().err
     assert len(list(tmp_path.iterdir())) == 2

@@ -83,7 +83,7 @@ def test_recorded_ones(group, tmp_path):
     for number, name in enumerate(cases.names()):
         (tmp_path / str(number)).mkdir()
         try:
-            said = analyze(str(cases.lay_out(name, tmp_path / str(number))), Options(cache=False))
+            said = analyze(str(cases.make(name, tmp_path / str(number))), Options(cache=False))
         except Exception:  # broken and odd files are others' tests
             continue
         found[name] = unexplained(said)

@@ -1,5 +1,5 @@
-"""A blind exam: jobs and traces of drawn shape with drawn faults, and a score of what the diagnosis says of them.
+"""A blind exam: jobs and traces of random shape with random faults, and a score of their diagnoses.
 
-Written from the documentation alone, by somebody who had not read how the diagnosis is made: what a rule means is taken
-from its page in docs/rules, what a fault costs from the same program without it, or from a simulator of its own.
+It was written from the documentation alone, by an engineer who had not read how the diagnosis is made. The meaning of a rule is taken
+from its page in docs/rules, the cost of a fault from the same program without it, or from the exam's own simulator.
 """

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from . import planted
-from .page import HALVES, page, unmarked_in
+from .page import HALVES, page, unmarked_sentence
 from .real import link, restarts, when
 from .real.kinds import KINDS, TRAPS, Asked
 from .real.record import RUN, record
@@ -25,11 +25,11 @@ from .score import Mark, asked_in, mark, totals
 from .score_runs import mark_restarts, mark_when
 
 REAL, GENERATED = 10, 100
-"""Cases where neither number is given: some minutes on two cores."""
+"""Default numbers of cases; they take some minutes on two cores."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Examine; 0 whatever the marks are, for they are a measurement."""
+    """Run the exam. Returns 0 regardless of the marks, because they are a measurement."""
     parser = argparse.ArgumentParser(prog="python -m tests.exam", description=__doc__)
     parser.add_argument(
         "--seed", type=int, default=1, help="the first case's; each further case has the next [1]"
@@ -74,27 +74,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.each is not None:
         jobs += [job for job in each_kind(chosen.seed) if chosen.each in job[0]]
     if chosen.record:
-        _record(jobs, chosen.record)
+        _record_jobs(jobs, chosen.record)
         return 0
     marks = [Mark(**each) for file in chosen.marks for each in json.loads(file.read_text())["cases"]]
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-exam-") as scratch:
         os.environ["XDG_CACHE_HOME"] = scratch
         work = Path(scratch)
-        kept = _kept(chosen.judge) if chosen.judge else iter(())
-        made = _real(jobs, work)
+        kept_cases = _kept_cases(chosen.judge) if chosen.judge else iter(())
+        made = _real_cases(jobs, work)
         drawn = (simulated(seed, work) for seed in range(chosen.seed, chosen.seed + generated))
         short = (
             simulated(seed, work, short=True)
             for seed in range(chosen.seed, chosen.seed + (chosen.short or 0))
         )
-        for cases in (kept, made, drawn, short):
+        for cases in (kept_cases, made, drawn, short):
             for case, folder, evidence in cases:
                 marks.append(examined(case, evidence))
                 if chosen.keep and marks[-1].misses and not chosen.judge:
                     shutil.copytree(folder, chosen.keep / folder.name, dirs_exist_ok=True)
                 if not chosen.judge:
                     shutil.rmtree(folder)
-    _tell(marks)
+    _print_marks(marks)
     if chosen.json:
         result = {"totals": totals(marks), "cases": [dataclasses.asdict(each) for each in marks]}
         chosen.json.write_text(json.dumps(result, indent=1))
@@ -110,22 +110,22 @@ EVIDENCE = {
 MARKS = {"when": mark_when, "restarts": mark_restarts}
 Found = Iterator[tuple[planted.Case, Path, Path]]
 Jobs = list[tuple[str, Callable[[Path], planted.Case]]]
-"""Names, and what records the job of that name into a folder."""
+"""(Name of a job, function that records it into a folder)."""
 
 
 def each_kind(seed: int) -> Jobs:
-    """One job of each kind of fault, on ranks and with the rest of the shape drawn from ``seed``, each trap, and the links."""
+    """One job per kind of fault, with ranks and the rest of its shape drawn from ``seed``, one per trap, and the links."""
     chance = random.Random(f"exam each {seed}")
     jobs: Jobs = []
     for kind in KINDS:
         world, spawned = chance.choice((2, 4)), chance.random() < 0.25
-        # Paced, so that neither more ranks than cores nor a busy machine are faults of their own.
+        # Paced, so that having more ranks than cores, or a busy machine, does not add a fault.
         shape: dict[str, object] = {"model": "accelerator", **KINDS[kind].shape}
         if kind == "contended":
             shape["model"] = "mlp"
         if not KINDS[kind].sites:
             world = 2
-        if spawned:  # workers would be spawned, too, and are forked in the twin
+        if spawned:  # the workers would also be spawned, but they are forked in the twin
             shape.setdefault("workers", 0)
             spawned = not shape["workers"]
         jobs.append((kind, partial(record, seed, asked=Asked(kind, shape, world=world, spawned=spawned))))
@@ -133,14 +133,14 @@ def each_kind(seed: int) -> Jobs:
     return jobs + [(name, partial(link.record, name, seed)) for name in link.NAMES]
 
 
-def _record(jobs: Jobs, folder: Path) -> None:
+def _record_jobs(jobs: Jobs, folder: Path) -> None:
     for name, job in jobs:
         if not (folder / name / planted.FILE_NAME).exists():
-            _tried(name, job, folder / name)
+            _run_job(name, job, folder / name)
 
 
-def _tried(name: str, job: Callable[[Path], planted.Case], folder: Path) -> planted.Case | None:
-    """The case, or None where its job could not be run: that is no answer of the diagnosis, right or wrong."""
+def _run_job(name: str, job: Callable[[Path], planted.Case], folder: Path) -> planted.Case | None:
+    """The case; None if its job could not be run, which does not count as an answer of the diagnosis."""
     try:
         case = job(folder)
     except (RuntimeError, OSError, TimeoutError) as error:
@@ -152,24 +152,24 @@ def _tried(name: str, job: Callable[[Path], planted.Case], folder: Path) -> plan
     return case
 
 
-def _kept(folder: Path) -> Found:
-    """The cases under ``folder``, whichever half they are of and whether --record or --keep left them."""
+def _kept_cases(folder: Path) -> Found:
+    """The cases in ``folder``, of any half, written by --record or --keep."""
     cases = [(planted.read(truth.parent), truth.parent) for truth in folder.glob(f"*/{planted.FILE_NAME}")]
     for case, at in sorted(cases, key=lambda pair: (pair[0].half, pair[0].seed)):
         yield case, at, at / EVIDENCE[case.half]
 
 
-def _real(jobs: Jobs, work: Path) -> Found:
-    """Those of the jobs that can be run, as they are."""
+def _real_cases(jobs: Jobs, work: Path) -> Found:
+    """Run the jobs; yields those that succeed."""
     for name, job in jobs:
         folder = work / f"real-{name}"
-        case = _tried(name, job, folder)
+        case = _run_job(name, job, folder)
         if case is not None:
             yield case, folder, folder / RUN
 
 
 def simulated(seed: int, work: Path, *, short: bool = False) -> tuple[planted.Case, Path, Path]:
-    """The case of ``seed``, its folder below ``work``, and its traces in there."""
+    """(Case of ``seed``, its folder in ``work``, its traces in that folder)."""
     from .gpu.draw import case_of, setup_of
     from .gpu.trace import number_collectives, write
 
@@ -184,14 +184,14 @@ def simulated(seed: int, work: Path, *, short: bool = False) -> tuple[planted.Ca
 
 
 def examined(case: planted.Case, evidence: Path) -> Mark:
-    """The marks for one case; an analysis that fails has answered nothing."""
+    """The marks of one case. A failed analysis counts as one without findings."""
     import msgspec
 
     import ddpdoctor
     from ddpdoctor.errors import DdpDoctorError
 
     try:
-        diagnosis: dict[str, Any] = msgspec.to_builtins(ddpdoctor.analyze(evidence), enc_hook=_plain)
+        diagnosis: dict[str, Any] = msgspec.to_builtins(ddpdoctor.analyze(evidence), enc_hook=_python_value)
     except DdpDoctorError as error:
         diagnosis = {"job": {"ranks_seen": []}, "steps": {"mean_ms": None}, "findings": []}
         diagnosis["job"]["duration_s"] = 0.0
@@ -203,30 +203,30 @@ def examined(case: planted.Case, evidence: Path) -> Mark:
     return marked
 
 
-def _plain(value: Any) -> Any:
-    """A number of numpy's as Python's own."""
+def _python_value(value: Any) -> Any:
+    """A NumPy value as a Python value."""
     return value.tolist()
 
 
-def _tell(marks: list[Mark]) -> None:
+def _print_marks(marks: list[Mark]) -> None:
     for half in HALVES:
-        of_half = [each for each in marks if each.half == half]
-        if not of_half:
+        marks_of_half = [each for each in marks if each.half == half]
+        if not marks_of_half:
             continue
-        print(f"\n{half}: {len(of_half)} cases")
-        rows = totals(of_half)
+        print(f"\n{half}: {len(marks_of_half)} cases")
+        rows = totals(marks_of_half)
         columns = asked_in(rows)
         print(f"{'':20}" + "".join(f"{what:>12}" for what in columns))
         for kind, row in rows.items():
             print(f"{kind:20}" + "".join(f"{f'{row[what][0]}/{row[what][1]}':>12}" for what in columns))
-        for each in of_half:
+        for each in marks_of_half:
             if each.misses or each.doubts:
                 print(f"seed {each.seed} ({' + '.join(each.kinds) or 'healthy'})")
                 print("".join(f"    {line}\n" for line in (*each.misses, *each.doubts)), end="")
                 print("".join(f"      said {line}\n" for line in each.said), end="")
-        without_ms = [pair for each in of_half for pair in each.without_ms]
-        if any(doubt.startswith("noisy: ") for each in of_half for doubt in each.doubts):
-            print(unmarked_in(of_half))
+        without_ms = [pair for each in marks_of_half for pair in each.without_ms]
+        if any(doubt.startswith("noisy: ") for each in marks_of_half for doubt in each.doubts):
+            print(unmarked_sentence(marks_of_half))
         if without_ms:
             errors = [abs(predicted / measured - 1) for measured, predicted in without_ms]
             print(f"step without the fault: predicted within {median(errors):.1%} (median of {len(errors)})")

@@ -1,4 +1,4 @@
-"""The exam's results as a page: what was examined, a table for each half, and the seeds of the misses."""
+"""Renders the exam's results as a page: the cases, a table for each half, and the seeds of the misses."""
 
 from __future__ import annotations
 
@@ -76,27 +76,33 @@ loss in every step.
 
 
 def page(marks: Sequence[Mark], remark: str = "") -> str:
-    """The whole page about ``marks``; ``remark`` says what else a reader should know of how they came about."""
+    """The page of ``marks``. ``remark``: a further sentence on how they were obtained."""
     parts = [HEAD, *([f"**{remark}**\n"] if remark else [])]
     for half, title in HALVES.items():
-        of_half = sorted((each for each in marks if each.half == half), key=lambda each: each.seed)
-        if of_half:
-            parts += [f"## {title}\n", _examined(of_half), _table(of_half), "### Misses\n", _misses(of_half)]
+        marks_of_half = sorted((each for each in marks if each.half == half), key=lambda each: each.seed)
+        if marks_of_half:
+            parts += [
+                f"## {title}\n",
+                _summary(marks_of_half),
+                _table(marks_of_half),
+                "### Misses\n",
+                _misses(marks_of_half),
+            ]
     return "\n".join(parts)
 
 
-def _examined(marks: Sequence[Mark]) -> str:
+def _summary(marks: Sequence[Mark]) -> str:
     seeds = [each.seed for each in marks]
     healthy = [each for each in marks if not each.kinds or each.kinds[0] in TRAPS]
-    accused = sum(each.right["silence"] < each.asked["silence"] for each in healthy)
+    false_positives = sum(each.right["silence"] < each.asked["silence"] for each in healthy)
     return (
         f"{len(marks)} cases from seeds {min(seeds)} to {max(seeds)}, {len(healthy)} of them healthy; "
-        f"{accused or 'none'} of the healthy ones got a false positive. {unmarked_in(marks)}\n"
+        f"{false_positives or 'none'} of the healthy ones got a false positive. {unmarked_sentence(marks)}\n"
     )
 
 
-def unmarked_in(marks: Sequence[Mark]) -> str:
-    """How many faults have no price to be marked, in a sentence."""
+def unmarked_sentence(marks: Sequence[Mark]) -> str:
+    """A sentence with the number of faults whose price is not marked."""
     unsure = sum(doubt.startswith("noisy: ") for each in marks for doubt in each.doubts)
     faults = sum(kind not in TRAPS for each in marks for kind in each.kinds)
     return f"{unsure} of {faults} faults have no ground truth sure enough to mark a price."
@@ -116,12 +122,12 @@ def _table(marks: Sequence[Mark]) -> str:
 
 
 def _percent(right: int, asked: int) -> str:
-    """Rounded down, so that no miss is rounded away."""
+    """A percentage, rounded down so that 100 % means no miss."""
     return f"{100 * right // asked} %"
 
 
 def _misses(marks: Sequence[Mark]) -> str:
-    """The seeds of the misses, a row for each mark."""
+    """A table of the seeds of the misses, by mark."""
     rows = {
         what: sorted({each.seed for each in marks for miss in each.misses if miss.startswith(f"{what}:")})
         for what in ASKED

@@ -1,4 +1,4 @@
-"""What was planted in a case, as the examiner knows it: kind, ranks, lines and price of each fault."""
+"""The ground truth of a case: kind, ranks, lines and price of each planted fault."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FILE_NAME = "truth.json"
 
 @dataclasses.dataclass(frozen=True)
 class When:
-    """In which steps of the run a planted work takes time, as the job itself has noted.
+    """The steps of the run in which planted work takes time, as recorded by the job itself.
 
     ``how``: "always", "every n-th", "since", "until", "growing", "once" or "twice". ``work``: the kind of work, as in ``run.*.kind``.
-    ``steps``: the first and the last one with it; of pauses each one. ``total``: number of steps of the run. ``seconds``: of the rank that
-    does it; of all ranks the mean over them, and the sum over the steps of the longest.
+    ``steps``: first and last step with it, or each step with a pause. ``total``: number of steps of the run. ``seconds``: mean over the
+    ranks that do it, and sum over the steps of the maximum over these ranks.
     """
 
     how: str
@@ -31,10 +31,10 @@ class When:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One planted fault. ``ranks`` are the culprits (None: all alike); ``lines`` are (file, line) that carry it.
+    """A planted fault. ``ranks``: the ranks that have it (None: all ranks equally). ``lines``: (file, line) of its work.
 
-    ``price_ms`` is what its removal saves, any other fault left in; ``alone_ms`` what it costs where the other is out.
-    ``may_be_information``: seen once, so that nobody can know whether it comes again.
+    ``price_ms``: what its removal saves while other faults remain. ``alone_ms``: its cost without the other fault.
+    ``may_be_information``: it occurs once, so that it may be reported with severity info.
     """
 
     kind: str
@@ -48,17 +48,17 @@ class Fault:
 
     @property
     def between_ms(self) -> tuple[float, float]:
-        """The least and the most that may rightly be called its cost."""
+        """(Lowest, highest) correct cost."""
         alone_ms = self.price_ms if self.alone_ms is None else self.alone_ms
         return min(self.price_ms, alone_ms), max(self.price_ms, alone_ms)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One case of the exam. ``tolerated`` rules are true of the program even without its faults.
+    """A case of the exam. ``tolerated``: rules that apply to the program even without its faults.
 
-    ``joint_ms`` is what the removal of all faults saves, where there are several.
-    Where nothing recorded says where a step begins (``steps_told``), prices are compared as parts of the time.
+    ``joint_ms``: what the removal of all faults saves, if there are several. ``steps_told``: whether the recording shows where steps
+    begin; otherwise prices are compared as shares of the time.
     """
 
     seed: int
@@ -71,12 +71,12 @@ class Case:
     steps_told: bool = True
     joint_ms: float | None = None
     trap: str = ""
-    """The name of a healthy program that looks faulty."""
+    """Name of the trap, a healthy program that looks faulty; empty for other cases."""
 
     def write(self, folder: Path) -> None:
         (folder / FILE_NAME).write_text(json.dumps(dataclasses.asdict(self), indent=1))
 
 
 def read(folder: Path) -> Case:
-    """The case that ``Case.write`` left in ``folder``."""
+    """The case that ``Case.write`` wrote to ``folder``."""
     return msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=Case)

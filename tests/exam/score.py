@@ -1,15 +1,14 @@
-"""Compares what a diagnosis says with what was planted.
+"""Compares a diagnosis with the planted faults.
 
-Asked of each fault that costs something: the rule (one of those whose pages describe it), the ranks, the line where one
-carries it, and the price within a third; where a range is told, whether it holds. Asked of each case: silence, that is,
-no warning or critical finding besides. Information accuses nobody, nor does a finding told as the effect of another.
+For each fault that has a cost, these are marked: the rule (one of those whose pages describe it), the ranks, the line if there is one,
+the price within a third, and whether the reported range contains it. For each case, "silence" is marked: no other warning or critical
+finding. Findings of severity info, and findings reported as effects of others, do not count as false positives.
 
-**Two faults hide each other.** Ranks wait for whoever is latest, so of two that are late at the same place each costs
-next to nothing when it alone is fixed, and both together cost much. Four truths are taken: with all, without each,
-without both. A finding that names a planted rank by a rule that fits is never an accusation, whatever its fault costs.
-Its price is right from the fault's marginal cost (the other left in) to its cost alone (the other taken out), or if the
-prices told of both add up to what both cost together. A fault of no marginal cost need not be told; but of faults that
-cost only together, one must be.
+**Two faults can hide each other.** Ranks wait for the latest one. If two ranks are late at the same place, fixing either alone saves
+almost nothing, and fixing both saves a lot. Four variants are measured: with all faults, without each, and without both. A finding
+that names a planted rank with a matching rule is never a false positive, whatever the fault costs. Its price is right if it lies
+between the fault's marginal cost (the other fault remains) and its cost alone (the other fault is removed), or if both prices add up
+to the joint cost. A fault without marginal cost need not be reported, but one of several faults that only have a joint cost must be.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ ASKED = (
     "repeated",
     "exit",
 )
-ACCUSING = ("warning", "critical")
+WARNING_SEVERITIES = ("warning", "critical")
 SMALL_SHARE = 0.07
-"""Below this share of the step a finding may be an information: 5 % make a warning, and prices are right to a third."""
-LOUD_SHARE = 0.08
-PRICE_PART = 1 / 3
+"""Below this share of the step a finding may have severity info: a warning needs 5 %, and prices are right within a third."""
+HIGH_PRICE_SHARE = 0.08
+PRICE_TOLERANCE = 1 / 3
 RANGE = "costs_ms_per_step_range"
 
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """How one case was answered: of each thing asked, how often right and how often it was asked."""
+    """The marks of a case: by mark, how often the answer was right and how often it was asked."""
 
     seed: int
     half: str
@@ -59,11 +58,11 @@ class Mark:
     doubts: tuple[str, ...]
     said: tuple[str, ...]
     without_ms: tuple[tuple[float, float], ...] = ()
-    """Of each fault with a price: the step without it as it was measured, and as the diagnosis predicts it."""
+    """(Measured, predicted) step time without the fault, for each fault with a price."""
 
 
 class Answers:
-    """Of each thing asked, how often right and how often it was asked; and the misses in words."""
+    """Collects marks: how often each answer was right and how often it was asked, and texts of the misses."""
 
     def __init__(self) -> None:
         self.right: Counter[str] = Counter()
@@ -71,7 +70,7 @@ class Answers:
         self.misses: list[str] = []
 
     def ask(self, what: str, answer: bool, words: str) -> None:
-        """Counts one answer; ``words`` say what was missed."""
+        """Count one answer. ``words``: description of a miss."""
         self.asked[what] += 1
         self.right[what] += answer
         if not answer:
@@ -83,96 +82,117 @@ class Answers:
 
 
 def mark(case: Case, diagnosis: dict[str, Any]) -> Mark:
-    """Marks one diagnosis. Faults that cost next to nothing are not asked for, and must not be told as dear."""
+    """The marks of a diagnosis. Faults with almost no cost need not be reported, and must not be reported with a high price."""
     findings = [_per_step(finding, case, diagnosis) for finding in diagnosis.get("findings", [])]
     answers = Answers()
     ask = answers.ask
 
-    named = {
-        fault: [each for each in findings if _fits(each, fault, case, diagnosis)] for fault in case.faults
+    findings_by_fault = {
+        fault: [each for each in findings if _reports(each, fault, case, diagnosis)] for fault in case.faults
     }
-    explained = {id(finding) for of_fault in named.values() for finding in of_fault}
-    dear, hidden = _to_be_told(case)
+    expected_ids = {id(finding) for of_fault in findings_by_fault.values() for finding in of_fault}
+    expected_faults, hidden = _faults_to_report(case)
     if hidden:
         words = (
             f"none of {' and '.join(each.kind for each in hidden)} reported: together {case.joint_ms:.2f} ms"
         )
-        ask("rule", any(named[fault] for fault in hidden), words)
+        ask("rule", any(findings_by_fault[fault] for fault in hidden), words)
     for fault in case.faults:
-        whose, by_rule = named[fault], [finding for finding in findings if finding["rule"] in fault.rules]
-        if fault in dear:
+        fault_findings, by_rule = (
+            findings_by_fault[fault],
+            [finding for finding in findings if finding["rule"] in fault.rules],
+        )
+        if fault in expected_faults:
             if fault.price_ms > SMALL_SHARE * case.step_ms and not fault.may_be_information:
-                whose, by_rule = _loud(whose), _loud(by_rule)
+                fault_findings, by_rule = _warnings(fault_findings), _warnings(by_rule)
             ask("rule", bool(by_rule), f"{fault.kind} not reported as {' or '.join(fault.rules)}")
-            told_of = [finding["ranks"] for finding in by_rule]
+            reported_ranks = [finding["ranks"] for finding in by_rule]
             if by_rule:
-                ask("rank", bool(whose), f"{fault.kind} of {fault.ranks} reported of {told_of}")
+                ask(
+                    "rank",
+                    bool(fault_findings),
+                    f"{fault.kind} of {fault.ranks} reported of {reported_ranks}",
+                )
         elif not hidden:
-            whose = _too_dear(whose, case) if _is(case, "cheap", fault) else []
-        if whose and fault.lines and (fault in dear or hidden):
-            said = [first_line(finding) for finding in whose]
-            carried = any(line in fault.lines for line in said)
-            ask("line", carried, f"{fault.kind} at {_lines(fault.lines)}, reported at {_lines(said)}")
-        if whose and not _is(case, "noisy", fault):
-            _ask_price(ask, fault, whose, named, case)
-    extra = [
+            fault_findings = _high_priced(fault_findings, case) if _has_doubt(case, "cheap", fault) else []
+        if fault_findings and fault.lines and (fault in expected_faults or hidden):
+            said = [first_line(finding) for finding in fault_findings]
+            is_right_line = any(line in fault.lines for line in said)
+            ask("line", is_right_line, f"{fault.kind} at {_lines(fault.lines)}, reported at {_lines(said)}")
+        if fault_findings and not _has_doubt(case, "noisy", fault):
+            _ask_price(ask, fault, fault_findings, findings_by_fault, case)
+    false_positives = [
         finding
-        for finding in _loud(findings)
+        for finding in _warnings(findings)
         if not finding.get("caused_by")
-        and id(finding) not in explained
+        and id(finding) not in expected_ids
         and finding["rule"] not in case.tolerated
     ]
-    ask("silence", not extra, f"also accused: {[summary(each) for each in extra]}")
+    ask("silence", not false_positives, f"also accused: {[summary(each) for each in false_positives]}")
     kinds = tuple(fault.kind for fault in case.faults) or ((case.trap,) if case.trap else ())
     said = tuple(summary(finding) for finding in findings)
     without_ms = tuple(
-        (case.step_ms - fault.price_ms, case.step_ms - max(_prices(whose)))
-        for fault, whose in named.items()
-        if fault in dear and _prices(whose) and not _is(case, "noisy", fault)
+        (case.step_ms - fault.price_ms, case.step_ms - max(_prices(fault_findings)))
+        for fault, fault_findings in findings_by_fault.items()
+        if fault in expected_faults and _prices(fault_findings) and not _has_doubt(case, "noisy", fault)
     )
     fields = (*answers.as_fields(), case.doubts, said)
     return Mark(case.seed, case.half, kinds, *fields, without_ms)
 
 
-def _to_be_told(case: Case) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
-    """Faults that must be told each by itself; else those of which one must be, since they cost only together."""
-    dear = tuple(
-        fault for fault in case.faults if not _is(case, "cheap", fault) and not _is(case, "unclear", fault)
+def _faults_to_report(case: Case) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
+    """(Faults that must each be reported, faults of which one must be reported because they only have a joint cost)."""
+    expected_faults = tuple(
+        fault
+        for fault in case.faults
+        if not _has_doubt(case, "cheap", fault) and not _has_doubt(case, "unclear", fault)
     )
     together = case.joint_ms is not None and case.joint_ms > SMALL_SHARE * case.step_ms
-    hidden = not dear and together and all(_is(case, "cheap", fault) for fault in case.faults)
-    return dear, case.faults if hidden else ()
+    hidden = (
+        not expected_faults and together and all(_has_doubt(case, "cheap", fault) for fault in case.faults)
+    )
+    return expected_faults, case.faults if hidden else ()
 
 
 def _ask_price(
     ask: Callable[[str, bool, str], None],
     fault: Fault,
-    whose: list[dict[str, Any]],
-    named: dict[Fault, list[dict[str, Any]]],
+    fault_findings: list[dict[str, Any]],
+    findings_by_fault: dict[Fault, list[dict[str, Any]]],
     case: Case,
 ) -> None:
-    """Whether a price told of the fault is near what it costs by itself, or its part of what all cost together."""
-    prices = _prices(whose)
-    least, most = fault.between_ms
-    near = any((1 - PRICE_PART) * least <= price <= (1 + PRICE_PART) * most for price in prices)
-    if not near and case.joint_ms is not None and all(_prices(told) for told in named.values()):
-        both = {id(each): each["costs_ms_per_step"] or 0.0 for told in named.values() for each in told}
-        near = abs(sum(both.values()) - case.joint_ms) <= PRICE_PART * case.joint_ms
-    cost = f"{least:.2f}" if fault.alone_ms is None else f"{fault.price_ms:.2f} ({fault.alone_ms:.2f} alone)"
-    ask("price", near, f"{fault.kind} costs {cost} ms, priced at {_listed(prices)}")
-    ranges = [finding[RANGE] for finding in whose if finding.get(RANGE)]
+    """Mark the price: whether it is near the fault's cost, or all prices add up to the joint cost; and the range."""
+    prices = _prices(fault_findings)
+    lowest_ms, highest_ms = fault.between_ms
+    is_near = any(
+        (1 - PRICE_TOLERANCE) * lowest_ms <= price <= (1 + PRICE_TOLERANCE) * highest_ms for price in prices
+    )
+    if (
+        not is_near
+        and case.joint_ms is not None
+        and all(_prices(told) for told in findings_by_fault.values())
+    ):
+        cost_by_finding = {
+            id(each): each["costs_ms_per_step"] or 0.0 for told in findings_by_fault.values() for each in told
+        }
+        is_near = abs(sum(cost_by_finding.values()) - case.joint_ms) <= PRICE_TOLERANCE * case.joint_ms
+    cost = (
+        f"{lowest_ms:.2f}" if fault.alone_ms is None else f"{fault.price_ms:.2f} ({fault.alone_ms:.2f} alone)"
+    )
+    ask("price", is_near, f"{fault.kind} costs {cost} ms, priced at {_listed(prices)}")
+    ranges = [finding[RANGE] for finding in fault_findings if finding.get(RANGE)]
     if ranges:
-        held = any(low <= most and least <= high for low, high in ranges)
+        is_in_range = any(low <= highest_ms and lowest_ms <= high for low, high in ranges)
         spans = ", ".join(f"{low:.2f} to {high:.2f}" for low, high in ranges)
-        ask("range", held, f"{fault.kind} costs {cost} ms, range {spans}")
+        ask("range", is_in_range, f"{fault.kind} costs {cost} ms, range {spans}")
 
 
 def _per_step(finding: dict[str, Any], case: Case, diagnosis: dict[str, Any]) -> dict[str, Any]:
-    """The finding with its price for one of the case's steps, where the recording had none of its own."""
-    told_ms = diagnosis["steps"]["mean_ms"]
-    if case.steps_told or not told_ms or finding["costs_ms_per_step"] is None:
+    """The finding with its price per step of the case, if the recording does not show where steps begin."""
+    reported_mean_ms = diagnosis["steps"]["mean_ms"]
+    if case.steps_told or not reported_mean_ms or finding["costs_ms_per_step"] is None:
         return finding
-    scale = case.step_ms / told_ms
+    scale = case.step_ms / reported_mean_ms
     scaled = {**finding, "costs_ms_per_step": finding["costs_ms_per_step"] * scale}
     if finding.get(RANGE):
         scaled[RANGE] = [scale * bound for bound in finding[RANGE]]
@@ -180,7 +200,7 @@ def _per_step(finding: dict[str, Any], case: Case, diagnosis: dict[str, Any]) ->
 
 
 def summary(finding: dict[str, Any]) -> str:
-    """One finding in a line."""
+    """A finding as one line of text."""
     price, line = finding["costs_ms_per_step"], first_line(finding)
     cost = "no price" if price is None else f"{price:.2f} ms"
     at = f" at {line[0]}:{line[1]}" if line else ""
@@ -189,7 +209,7 @@ def summary(finding: dict[str, Any]) -> str:
 
 
 def totals(marks: Iterable[Mark]) -> dict[str, dict[str, tuple[int, int]]]:
-    """Of each kind of case and thing asked: how often right, how often asked."""
+    """(Number of right answers, number of questions) by kind of case and by mark."""
     right: dict[str, Counter[str]] = {}
     asked: dict[str, Counter[str]] = {}
     for each in marks:
@@ -201,31 +221,31 @@ def totals(marks: Iterable[Mark]) -> dict[str, dict[str, tuple[int, int]]]:
 
 
 def asked_in(rows: dict[str, dict[str, tuple[int, int]]]) -> list[str]:
-    """The things that were asked at all in these totals, in order."""
+    """The marks that were asked in these totals, in order."""
     return [what for what in ASKED if any(row[what][1] for row in rows.values())]
 
 
-def _is(case: Case, doubt: str, fault: Fault) -> bool:
+def _has_doubt(case: Case, doubt: str, fault: Fault) -> bool:
     return any(each.startswith(f"{doubt}: {fault.kind} ") for each in case.doubts)
 
 
-def _fits(finding: dict[str, Any], fault: Fault, case: Case, diagnosis: dict[str, Any]) -> bool:
-    """Whether the finding names the fault: a rule that fits, and its ranks, or those of all faults that the rule fits."""
+def _reports(finding: dict[str, Any], fault: Fault, case: Case, diagnosis: dict[str, Any]) -> bool:
+    """Whether the finding reports the fault: with a matching rule, and its ranks or those of all faults that the rule matches."""
     if finding["rule"] not in fault.rules:
         return False
-    every = set(diagnosis["job"]["ranks_seen"])
-    told = every if finding["ranks"] is None else set(finding["ranks"])
-    culprits = [set(fault.ranks or every) for fault in case.faults if finding["rule"] in fault.rules]
-    return told in (set(fault.ranks or every), set().union(*culprits))
+    all_ranks = set(diagnosis["job"]["ranks_seen"])
+    reported = all_ranks if finding["ranks"] is None else set(finding["ranks"])
+    culprits = [set(fault.ranks or all_ranks) for fault in case.faults if finding["rule"] in fault.rules]
+    return reported in (set(fault.ranks or all_ranks), set().union(*culprits))
 
 
-def _loud(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [finding for finding in findings if finding["severity"] in ACCUSING]
+def _warnings(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [finding for finding in findings if finding["severity"] in WARNING_SEVERITIES]
 
 
-def _too_dear(findings: list[dict[str, Any]], case: Case) -> list[dict[str, Any]]:
-    """Findings that ask much for a fault that costs next to nothing: true, but at which price?"""
-    return [each for each in findings if (each["costs_ms_per_step"] or 0) > LOUD_SHARE * case.step_ms]
+def _high_priced(findings: list[dict[str, Any]], case: Case) -> list[dict[str, Any]]:
+    """Findings with a high price, to be marked for a fault with almost no cost."""
+    return [each for each in findings if (each["costs_ms_per_step"] or 0) > HIGH_PRICE_SHARE * case.step_ms]
 
 
 def _prices(findings: list[dict[str, Any]]) -> list[float]:
@@ -233,7 +253,7 @@ def _prices(findings: list[dict[str, Any]]) -> list[float]:
 
 
 def first_line(finding: dict[str, Any]) -> tuple[str, int] | None:
-    """File name and number of the line that the finding names first."""
+    """(File name, line number) of the finding's first source line."""
     where = finding.get("where") or []
     return (PurePath(where[0]["file"]).name, where[0]["line"]) if where else None
 

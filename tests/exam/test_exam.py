@@ -1,4 +1,4 @@
-"""The exam examines: a planted fault is found, a healthy case is silent, and the truth is conserved."""
+"""The exam itself: programs and traces, ground truth, marks, and the command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.exam.real.twin import all_sure, is_sure
 from tests.exam.score import mark
 
 JOB = setup_of(5003)
-"""Some job; what is asked of it here does not depend on which."""
+"""An arbitrary job."""
 
 
 def _with(kind: str, us: float, every: int = 1) -> Setup:
@@ -36,7 +36,7 @@ def _with(kind: str, us: float, every: int = 1) -> Setup:
     return dataclasses.replace(JOB, reads_loss=True, faults=(Planned(kind, ranks, us, every),))
 
 
-def test_a_seed_draws_the_same_job_again() -> None:
+def test_a_seed_always_draws_the_same_job() -> None:
     assert setup_of(77) == setup_of(77) != setup_of(78)
 
 
@@ -44,14 +44,14 @@ def test_a_seed_draws_the_same_job_again() -> None:
     ("kind", "us"),
     [("slow-kernels", 4e3), ("late-data", 4e3), ("extra-after", 4e3), ("small-buckets", 120), ("syncs", 1e3)],
 )
-def test_a_job_without_its_fault_is_its_healthy_twin_and_quicker(kind: str, us: float) -> None:
+def test_a_job_without_its_fault_equals_the_healthy_job_and_is_faster(kind: str, us: float) -> None:
     setup = _with(kind, us)
     without, twin = run(setup, ()), run(dataclasses.replace(setup, faults=()))
     assert [rank.events for rank in without] == [rank.events for rank in twin]
     assert step_us(run(setup), 3, 5) > step_us(twin, 3, 5)
 
 
-def test_slower_kernels_of_one_rank_cost_what_they_take_longer() -> None:
+def test_slow_kernels_of_one_rank_cost_their_extra_time() -> None:
     quiet = {
         "kernel_noise": 0.0,
         "host_noise": 0.0,
@@ -73,7 +73,7 @@ def test_kernels_of_a_stream_do_not_overlap_and_follow_their_launch() -> None:
             assert one.end <= after.start and after.start > launched[after.correlation]
 
 
-def test_a_trace_holds_what_its_settings_keep_and_no_more() -> None:
+def test_a_trace_contains_only_what_its_settings_record() -> None:
     kernels = dataclasses.replace(
         JOB.recorded, operators=False, stacks=False, runtime=False, step_annotations=False
     )
@@ -85,7 +85,9 @@ def test_a_trace_holds_what_its_settings_keep_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("asked", [None, *(Asked(kind) for kind in KINDS), *TRAPS.values()])
-def test_programs_are_python_and_say_where_their_faults_stand(asked: Asked | None, tmp_path: Path) -> None:
+def test_programs_are_valid_python_and_the_lines_of_faults_are_known(
+    asked: Asked | None, tmp_path: Path
+) -> None:
     for seed in range(3 if asked else 60):
         drawn = program(seed, tmp_path / str(seed), asked)
         texts = {file.name: file.read_text() for file in (tmp_path / str(seed)).glob("*.py")}
@@ -94,24 +96,24 @@ def test_programs_are_python_and_say_where_their_faults_stand(asked: Asked | Non
             assert "@{" not in text and "#@" not in text
         for fault in drawn.faults:
             assert not fault.with_line or drawn.lines[fault.key], fault
-            # Without its amount a fault could not be taken out.
+            # A fault is removed by setting its amount to 0.
             assert any(
                 f"amount({quote}{fault.key}{quote})" in text for text in texts.values() for quote in "\"'"
             )
         assert asked is None or [fault.kind for fault in drawn.faults] == ([asked.kind] if asked.kind else [])
 
 
-def test_a_seed_draws_no_kind_whose_author_knew_the_analysis(tmp_path: Path) -> None:
+def test_seeds_draw_no_kinds_of_weight_0(tmp_path: Path) -> None:
     drawn = {fault.kind for seed in range(200) for fault in program(seed, tmp_path / "p").faults}
     assert drawn and all(KINDS[kind].weight for kind in drawn)
 
 
-def test_each_kind_each_trap_and_both_links_are_asked_by_name() -> None:
+def test_each_kind_each_trap_and_both_links_have_a_named_job() -> None:
     names = [name for name, _ in each_kind(1)]
     assert sorted(names) == sorted([*KINDS, *TRAPS, "slow-link", "trap-fast-link"])
 
 
-def test_the_price_is_the_median_difference_and_noise_is_doubted(tmp_path: Path) -> None:
+def test_the_price_is_the_median_difference_and_noise_is_a_doubt(tmp_path: Path) -> None:
     seed = next(
         seed for seed in range(200) if [f.kind for f in program(seed, tmp_path / "p").faults] == ["host-one"]
     )
@@ -133,7 +135,7 @@ def test_the_price_is_the_median_difference_and_noise_is_doubted(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("scatter_ms", "least", "most"), [(0.2, 3, 3), (4.0, 4, 40), (20.0, 200, 200)])
-def test_rounds_go_on_until_the_price_is_sure_to_a_tenth_of_the_step(
+def test_rounds_continue_until_the_price_is_sure_to_a_tenth_of_the_step(
     scatter_ms: float, least: int, most: int
 ) -> None:
     chance = random.Random(1)
@@ -147,8 +149,8 @@ def test_rounds_go_on_until_the_price_is_sure_to_a_tenth_of_the_step(
     assert least <= rounds <= most
 
 
-def test_the_interval_of_a_price_that_is_called_sure_holds_nine_in_ten() -> None:
-    """Although the rounds end as soon as it is."""
+def test_the_interval_of_a_sure_price_has_90_percent_coverage() -> None:
+    """This holds although the rounds end as soon as the price is sure."""
     chance = random.Random(2)
     held = []
     for _ in range(500):
@@ -199,7 +201,7 @@ FINDING = {
         ({"severity": "info"}, {"rule"}),
     ],
 )
-def test_what_is_wrong_is_marked_wrong(change: dict[str, Any], wrong: set[str]) -> None:
+def test_wrong_answers_are_marked_wrong(change: dict[str, Any], wrong: set[str]) -> None:
     case = Case(1, "real", 40.0, (FAULT,))
     diagnosis = {
         "job": {"ranks_seen": [0, 1]},
@@ -217,7 +219,7 @@ OTHER = Fault("forward-one", ("rank-imbalance/slow-compute",), (0,), 0.2, alone_
 HIDDEN = Case(
     1, "real", 40.0, (ONE, OTHER), doubts=("cheap: host-one x", "cheap: forward-one x"), joint_ms=10.2
 )
-"""Whoever is late hides the other: fixed alone, neither saves anything."""
+"""Two late ranks that hide each other: fixing either alone saves nothing."""
 
 
 @pytest.mark.parametrize(
@@ -229,7 +231,9 @@ HIDDEN = Case(
         ({1: 16.0}, {"price"}),
     ],
 )
-def test_faults_that_hide_each_other_are_no_accusation(told: dict[int, float], wrong: set[str]) -> None:
+def test_findings_on_faults_that_hide_each_other_are_no_false_positives(
+    told: dict[int, float], wrong: set[str]
+) -> None:
     rules = {1: "rank-imbalance/host-work", 0: "rank-imbalance/slow-compute"}
     findings = [
         {**FINDING, "rule": rules[rank], "ranks": [rank], "costs_ms_per_step": ms}
@@ -240,7 +244,7 @@ def test_faults_that_hide_each_other_are_no_accusation(told: dict[int, float], w
     assert {what for what in marked.asked if marked.right[what] < marked.asked[what]} == wrong
 
 
-def test_a_fault_that_costs_nothing_may_be_told_but_not_as_dear() -> None:
+def test_a_fault_without_cost_may_be_reported_but_not_with_a_high_price() -> None:
     idle = Case(1, "real", 40.0, (dataclasses.replace(FAULT, price_ms=0.1),), doubts=("cheap: host-one x",))
     job = {"job": {"ranks_seen": [0, 1]}, "steps": {"mean_ms": 40.0}}
     assert not mark(idle, {**job, "findings": [{**FINDING, "costs_ms_per_step": 2.0}]}).misses
@@ -248,7 +252,7 @@ def test_a_fault_that_costs_nothing_may_be_told_but_not_as_dear() -> None:
     assert miss.startswith("price: ")
 
 
-def test_the_truth_of_two_simulated_faults_is_told_apart_and_together() -> None:
+def test_two_simulated_faults_have_prices_alone_and_together() -> None:
     faults = (Planned("host-stall", (0,), 4e3), Planned("slow-kernels", (1,), 4e3))
     case, _ = case_of(dataclasses.replace(JOB, reads_loss=True, faults=faults))
     assert case.joint_ms is not None
@@ -257,14 +261,14 @@ def test_the_truth_of_two_simulated_faults_is_told_apart_and_together() -> None:
         assert fault.price_ms <= fault.alone_ms + 0.01 and fault.alone_ms <= case.joint_ms + 0.01
 
 
-def test_a_network_that_binds_a_healthy_job_may_be_named() -> None:
+def test_a_communication_bound_healthy_job_may_be_reported_as_such() -> None:
     quick = dataclasses.replace(JOB, bytes_per_us=1e9, latency_us=1.0, faults=())
     slow = dataclasses.replace(quick, bytes_per_us=sum(JOB.layer_bytes) / (3 * sum(JOB.layers_us)))
     assert "allreduce/communication-bound" in case_of(slow)[0].tolerated
     assert "allreduce/communication-bound" not in case_of(quick)[0].tolerated
 
 
-def test_a_finding_in_a_healthy_run_is_an_accusation() -> None:
+def test_a_finding_in_a_healthy_run_is_a_false_positive() -> None:
     diagnosis = {"job": {"ranks_seen": [0, 1]}, "steps": {"mean_ms": 40.0}, "findings": [FINDING]}
     assert mark(Case(1, "real", 40.0, ()), diagnosis).misses
     trapped = mark(Case(1, "named", 40.0, (), trap="trap-warm-up"), diagnosis)
@@ -273,7 +277,7 @@ def test_a_finding_in_a_healthy_run_is_an_accusation() -> None:
 
 
 @pytest.mark.parametrize("faulty", [False, True])
-def test_a_generated_case_is_examined_kept_and_judged_again(
+def test_a_generated_case_is_marked_kept_and_marked_again(
     faulty: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed = next(seed for seed in range(5100, 5200) if bool(setup_of(seed).faults) == faulty)
@@ -289,14 +293,14 @@ def test_a_generated_case_is_examined_kept_and_judged_again(
     assert f"1 cases from seeds {seed} to {seed}" in text.read_text()
 
 
-def test_the_page_says_what_the_exam_is() -> None:
+def test_the_page_begins_with_the_description() -> None:
     assert (Path(__file__).parents[2] / "docs" / "exam.md").read_text().startswith(HEAD)
 
 
 @pytest.mark.torchrun
 @pytest.mark.extended
 @pytest.mark.parametrize("faulty", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_real_case_is_recorded_and_judged(
+def test_a_real_case_is_recorded_and_marked(
     faulty: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draw, "RECORDED_S", 1.0)
@@ -319,10 +323,10 @@ def test_a_real_case_is_recorded_and_judged(
 @pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["data-one", "forward-one", "host-one"])
-def test_a_strong_fault_is_named(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On any machine: half of the step."""
-    monkeypatch.setattr(draw, "LEAST_SHARE", 0.5)
-    monkeypatch.setattr(draw, "MOST_SHARE", 0.5)
+def test_a_large_fault_is_reported(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault takes half of the step, so that this holds on any machine."""
+    monkeypatch.setattr(draw, "MIN_SHARE", 0.5)
+    monkeypatch.setattr(draw, "MAX_SHARE", 0.5)
     monkeypatch.setattr(draw, "TIMED_S", 0.5)
     case = dataclasses.replace(record(1, tmp_path / "case", Asked(kind)), doubts=())
     marked = examined(case, tmp_path / "case" / RUN)

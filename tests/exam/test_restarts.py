@@ -1,4 +1,4 @@
-"""Jobs that are restarted: what is drawn, what of it the job's notes show, and the marks of what is told."""
+"""Jobs that are restarted: the random plans, the ground truth from the job's records, and the marks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.exam.score_runs import mark_restarts
 S = 1_000_000_000
 
 
-def test_drawn_ends_can_be_reached() -> None:
-    """Each is in a step that its attempt comes to, and the restarts suffice for an attempt that torchrun could not make a rank of."""
+def test_drawn_ends_are_reachable() -> None:
+    """Each end is in a step that its attempt reaches, and the number of restarts is valid."""
     plans = [restarts.drawn(seed) for seed in range(200)]
     for plan in plans:
         first = 0
@@ -28,13 +28,13 @@ def test_drawn_ends_can_be_reached() -> None:
         assert plan["restarts"] >= 0
         assert not plan["ends"] or plan["ends"][0]["how"] != restarts.EARLY
     hows = {end["how"] for plan in plans for end in plan["ends"]}
-    assert hows == {*restarts.HOWS, restarts.EARLY}
+    assert hows == {*restarts.ENDS, restarts.EARLY}
     assert {len(plan["ends"]) for plan in plans} == {0, 1, 2, 3}
 
 
 @pytest.fixture
 def case(tmp_path: Path) -> planted.Case:
-    """Two attempts of one rank: 8 steps, a checkpoint after 5, an end before a process group, and 5 more steps from there."""
+    """Two attempts of one rank: 8 steps with a checkpoint after 5, an end before the process group, and 5 more steps from step 5."""
     noted: list[dict[str, Any]] = [{"what": "started", "attempt": 0, "done": 0, "pid": 1, "at_ns": 0}]
     noted += [{"what": "step", "done": n, "at_ns": n * S} for n in range(1, 9)]
     noted.append({"what": "failed", "how": "code", "code": 7, "at_ns": 9 * S})
@@ -45,7 +45,7 @@ def case(tmp_path: Path) -> planted.Case:
     return restarts.truth(3, {"every": 5, "step_ms": 10.0}, tmp_path, 0, {1: 11 * S, 2: 21 * S})
 
 
-def test_the_truth_follows_from_the_notes(case: planted.Case, tmp_path: Path) -> None:
+def test_ground_truth_from_the_records(case: planted.Case, tmp_path: Path) -> None:
     costs = {"repeated_steps": 3, "repeated_s": 3.0, "detection_s": 2.0, "start_s": 5.0}
     assert case.shape["costs"] == costs
     assert (case.shape["attempts"], case.shape["restarts"]) == (2, 2)
@@ -91,7 +91,7 @@ RIGHT: dict[str, Any] = {
         (("findings", 0, "rule"), "run/pause", {"silence"}),
     ],
 )
-def test_what_is_wrong_is_marked_wrong(
+def test_wrong_answers_are_marked_wrong(
     case: planted.Case, path: tuple[Any, ...], value: Any, wrong: set[str]
 ) -> None:
     diagnosis = copy.deepcopy(RIGHT)

@@ -1,4 +1,4 @@
-"""The faults that settings can mend, and the page of what became of them."""
+"""The faults that settings can fix, and the page of the results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from .tries import REPAIRS, page, row, written
+from .tries import REPAIRS, page, row, write_job
 
 MEASURED = {
     "set": {"loader.num_workers": 4},
@@ -29,8 +29,8 @@ def outcome(twin_ms: float = 12.0, **changed: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("repair", REPAIRS, ids=lambda repair: repair.name)
-def test_every_repair_can_be_written_and_differs_from_its_twin(repair, tmp_path):
-    written(repair, tmp_path)
+def test_each_repair_is_valid_python_and_differs_from_its_twin(repair, tmp_path):
+    write_job(repair, tmp_path)
     faulty, twin = (
         {file.name: file.read_text() for file in (tmp_path / name).iterdir()} for name in ("job", "twin")
     )
@@ -48,7 +48,7 @@ def test_every_repair_can_be_written_and_differs_from_its_twin(repair, tmp_path)
     assert asking or repair.variables
 
 
-def test_a_row_tells_what_is_mended_and_what_was_promised():
+def test_a_row_has_result_and_prediction():
     near = row(outcome())
     assert near is not None and near.fixed and near.kept
     far = row(outcome(twin_ms=11.0, interval_ms=[13.5, 14.0]))

@@ -1,4 +1,4 @@
-"""Work at drawn times of a run: what is drawn, what the job notes, and the marks of what is told of it."""
+"""Work at random times of a run: the schedule, the job's records, and the marks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.exam.real.kinds import Asked
 from tests.exam.score_runs import mark_when
 
 
-@pytest.mark.parametrize("how", when.HOWS)
-def test_the_amounts_are_those_of_the_drawn_time(how: str) -> None:
+@pytest.mark.parametrize("how", when.PATTERNS)
+def test_the_schedule_follows_the_drawn_time(how: str) -> None:
     every, amounts = when.schedule(random.Random(f"{how} 3"), how, 0.015)
     given = [step for step, amount in enumerate(amounts) if amount]
     expected = {
@@ -36,8 +36,8 @@ def test_the_amounts_are_those_of_the_drawn_time(how: str) -> None:
     assert sorted(amounts) == amounts or how != "growing"
 
 
-@pytest.mark.parametrize("kind", when.WHAT)
-def test_the_job_notes_its_seconds_by_step(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", when.KINDS_OF_WORK)
+def test_the_job_records_its_seconds_by_step(kind: str, tmp_path: Path) -> None:
     drawn = program(4, tmp_path, Asked(kind, {"model": "accelerator"}, noted=True))
     extras = json.loads((tmp_path / "plan.json").read_text())["extras"]
     ranks = range(drawn.world) if drawn.faults[0].ranks is None else drawn.faults[0].ranks
@@ -77,7 +77,7 @@ OF_STEPS = {**FINDING, "rule": "rank-imbalance/host-work", "costs_ms_per_step": 
 
 
 def marked(how: str, findings: list[dict[str, Any]], **run: Any) -> set[str]:
-    """What is marked wrong of these findings, where the work is since step 300, or in every 10th one."""
+    """The wrong marks of ``findings`` for work since step 300, or in every 10th step."""
     ends = (3, 393) if how == "every n-th" else (300, 398)
     planned = When(how, "host", ends, 399, (1.0, 1.0), 10 if how == "every n-th" else None)
     fault = Fault(
@@ -105,7 +105,7 @@ def marked(how: str, findings: list[dict[str, Any]], **run: Any) -> set[str]:
         ({"total_s": 1.3}, {}, {"seconds"}),
     ],
 )
-def test_what_is_wrong_of_a_change_is_marked_wrong(
+def test_wrong_answers_on_a_change_are_marked_wrong(
     event: dict[str, Any], finding: dict[str, Any], wrong: set[str]
 ) -> None:
     told = {**FINDING, "rule": "run/step-time-changed", **finding}
@@ -113,14 +113,14 @@ def test_what_is_wrong_of_a_change_is_marked_wrong(
 
 
 @pytest.mark.parametrize(("every", "wrong"), [(10, set()), (9, {"when"})])
-def test_a_period_is_told_with_its_distance(every: int, wrong: set[str]) -> None:
+def test_a_period_is_reported_with_its_length(every: int, wrong: set[str]) -> None:
     told = {**FINDING, "rule": "run/every-nth-step"}
     assert marked("every n-th", [told], periodic={**PERIODIC, "every": every}) == wrong
     rare = {**OF_STEPS, "steps": [3, 393], "persistence": "periodic", "explanation": f"every {every} steps,"}
     assert marked("every n-th", [rare]) == wrong
 
 
-def test_another_finding_may_tell_the_steps_and_the_account_adds_up() -> None:
+def test_other_findings_may_report_the_steps_and_the_account_adds_up() -> None:
     assert not marked("since", [{**OF_STEPS, "persistence": "range"}])
     assert marked("since", [{**OF_STEPS, "persistence": "always", "steps": None}]) == {"when", "rate"}
     assert marked("since", [{**OF_STEPS, "persistence": "range"}], end_s=1.0) == {"account"}
@@ -129,7 +129,7 @@ def test_another_finding_may_tell_the_steps_and_the_account_adds_up() -> None:
 
 @pytest.mark.torchrun
 @pytest.mark.extended
-def test_a_job_is_recorded_and_judged(
+def test_a_job_is_recorded_and_marked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(when, "STEPS", 90)

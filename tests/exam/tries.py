@@ -29,10 +29,10 @@ from .real.kinds import PACED, Asked
 from .real.record import RUN, environment, run
 
 STEPS = 150
-"""Of each trial, where nothing asks for more: some seconds, as `try` itself takes of a run whose steps are as long."""
+"""Steps of each trial: some seconds, as `try` itself uses for steps of this length."""
 STEPS_OF_JOB = 240
-NEAR = 0.10
-"""As much slower than the job without the fault counts as fixed."""
+TOLERANCE = 0.10
+"""A job that is slower than the job without the fault by at most this share counts as fixed."""
 FAULT = "fault"
 _AMOUNT = f'amount("{FAULT}")'
 _SLEEP = {"item": f"time.sleep({_AMOUNT})\n"}
@@ -49,19 +49,19 @@ time.sleep(0.02 if rank == 1 else 0.0)
 
 @dataclass(frozen=True)
 class Repair:
-    """A fault that a setting may mend."""
+    """A fault that a setting may fix."""
 
     name: str
     says: str
     job: Asked
     amount: float = 1.0
-    """Of the fault; 0 in the job without it."""
+    """Size of the fault; 0 in the job without it."""
     rank: int | None = None
-    """Which has it; None: all."""
+    """The rank with the fault; None: all."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Of the job with the fault."""
+    """Environment variables of the job with the fault."""
     bounds: bool = False
-    """Nothing that a job can train with mends it: the imitation is what counts."""
+    """Whether no setting fixes the fault, so that the simulated upper bound of a fix is measured."""
 
 
 def _job(places: Mapping[str, str], kind: str = "", **shape: object) -> Asked:
@@ -100,8 +100,8 @@ REPAIRS = (
 )  # fmt: skip
 
 
-def written(repair: Repair, folder: Path) -> Program:
-    """The job in ``folder / "job"``, and in ``folder / "twin"`` the same without the fault."""
+def write_job(repair: Repair, folder: Path) -> Program:
+    """Write the job to ``folder / "job"``, and the same job without the fault to ``folder / "twin"``."""
     drawn = program(1, folder / "job", repair.job)
     shutil.copytree(folder / "job", folder / "twin")
     ranks = None if repair.rank is None else [repair.rank]
@@ -112,9 +112,9 @@ def written(repair: Repair, folder: Path) -> Program:
     return drawn
 
 
-def measured(repair: Repair, folder: Path, rounds: int) -> dict[str, Any]:
-    """One repair, from its record to what was found."""
-    drawn = written(repair, folder)
+def measure(repair: Repair, folder: Path, rounds: int) -> dict[str, Any]:
+    """Record the job of ``repair`` and try the changes that its findings suggest."""
+    drawn = write_job(repair, folder)
     run(drawn, folder, variables=repair.variables)
     before = _twin_ms(drawn.command(folder / "twin"))
     tried = [*own_command(), "try", str(folder / RUN), "--all", "--rounds", str(rounds)]
@@ -135,7 +135,7 @@ def measured(repair: Repair, folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def _twin_ms(words: Sequence[str]) -> dict[str, float]:
-    """Median and mean step of the job without the fault, as a trial measures it."""
+    """Median and mean step time of the job without the fault, measured like a trial."""
     trial = run_trial(Command(words, environment()), {}, STEPS, 240.0)
     if trial.why:
         raise RuntimeError(trial.why)
@@ -144,7 +144,7 @@ def _twin_ms(words: Sequence[str]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Row:
-    """What one repair comes to."""
+    """The result of one repair."""
 
     name: str
     says: str
@@ -156,11 +156,11 @@ class Row:
     interval_ms: Sequence[float] | None
     kept: bool | None
     fixed: bool | None
-    """None where the fault costs too little to tell: with it the job is as near as a fixed one."""
+    """None if the fault costs so little that the job with it would count as fixed."""
 
 
 def row(outcome: dict[str, Any]) -> Row | None:
-    """None where no change was measured."""
+    """The result of ``outcome``; None if no change was measured."""
     answer = outcome["answer"]
     known = [each for each in (answer or {}).get("variants", []) if each["median_ms"] is not None]
     if not known:
@@ -174,8 +174,8 @@ def row(outcome: dict[str, Any]) -> Row | None:
     kept = None if expected is None or ends is None else low <= ends[1] and high >= ends[0]
     change = " ".join(f"{name}={_shown(value)}" for name, value in best["set"].items())
     as_it_is_ms = mean if mean is not None else answer["baseline"]["median_ms"]
-    # As it was measured: related to the job as it is, it would take over what that one's trials differ by, which the twin's do not.
-    near_ms = (1 + NEAR) * twin_ms
+    # Absolute times, because a ratio to the unchanged job would include the variation of its trials, which the twin does not have.
+    near_ms = (1 + TOLERANCE) * twin_ms
     fixed = statistics.mean(best["trials_ms"]) <= near_ms if as_it_is_ms > near_ms else None
     return Row(outcome["name"], outcome["says"], as_it_is_ms, twin_ms, change, expected, best["median_ms"], ends, kept, fixed)  # fmt: skip
 
@@ -188,7 +188,7 @@ _ANSWERS = {None: "", True: "yes", False: "**no**"}
 
 
 def page(outcomes: Sequence[dict[str, Any]]) -> str:
-    """All of them as Markdown, misses included."""
+    """All outcomes as Markdown, including misses."""
     lines = [
         "| fault | unchanged, ms | best change found | expected, ms | measured, ms (95 %) | without fault, ms | fixed | prediction right |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -210,13 +210,13 @@ def page(outcomes: Sequence[dict[str, Any]]) -> str:
             f"| {found.name}: {found.says} | {found.as_it_is_ms:.1f} | `{found.change}` | {expected} "
             f"| {found.measured_ms:.1f}{ends} | {found.twin_ms:.1f} | {fixed} | {kept} |"
         )
-    told = [found for found in rows if found.kept is not None]
+    known = [found for found in rows if found.kept is not None]
     small = sum(found.fixed is None for found in rows)
     lines += [
         "",
         f"{sum(bool(found.fixed) for found in rows)} of {len(outcomes) - small} faults are fixed by what was found (within "
-        f"{NEAR:.0%} of the job without the fault); {sum(bool(found.kept) for found in told)} of {len(told)} predictions are right."
-        + (f" {small} cost less than {NEAR:.0%} with nothing changed." if small else ""),
+        f"{TOLERANCE:.0%} of the job without the fault); {sum(bool(found.kept) for found in known)} of {len(known)} predictions are right."
+        + (f" {small} cost less than {TOLERANCE:.0%} with nothing changed." if small else ""),
     ]
     return "\n".join(lines) + "\n"
 
@@ -236,7 +236,7 @@ def main() -> int:
         if options.only not in repair.name or file.exists():
             continue
         folder = Path(tempfile.mkdtemp(prefix="ddpdoctor-tries-"))
-        outcome = measured(repair, folder, options.rounds)
+        outcome = measure(repair, folder, options.rounds)
         file.write_text(json.dumps(outcome, indent=1))
         print(page([outcome]), flush=True)
     files = [options.keep / f"{repair.name}.json" for repair in REPAIRS]

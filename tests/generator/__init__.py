@@ -1,8 +1,7 @@
-"""Generates multi-rank profiler traces of DDP jobs whose truth is known.
+"""Generates multi-rank profiler traces of DDP jobs with known ground truth.
 
-A small discrete-event simulation of hosts, accelerators and a network writes Kineto JSON, one file per rank,
-and tells what really happened: arrivals, waits, clocks, breakdowns, and the step time without each planted
-cause. It shares no code with the package under test.
+A small discrete-event simulation of hosts, accelerators and a network writes Kineto JSON, one file per rank, and returns the ground
+truth: arrivals, waits, clocks, breakdowns, and the step time without each planted cause. It shares no code with the package under test.
 """
 
 from .model import SMALL, Config, HostClock, Plant, When, cpu_job

@@ -1,11 +1,11 @@
-"""Named cases on which tools for multi-rank traces are known to go wrong, for any world size.
+"""Named cases for any world size in which tools for multi-rank traces are known to be wrong.
 
 A  one rank late by 2 ms in every step
-B  two hosts whose clocks differ by 500 µs, nobody late
+B  two hosts whose clocks differ by 500 µs, no late rank
 C  one rank late by 400 µs, plus that offset
 D  one rank late by 2 ms; rank 0's trace begins one collective late
 E  D with buckets of unequal size
-F  busy waits inside one rank's backward: all phases take equally long on all ranks
+F  busy waits in the backward of one rank; all phases take equally long on all ranks
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LETTERS = "ABCDEF"
 
 @dataclass(frozen=True)
 class Case:
-    """A configuration and what an analysis of it must say."""
+    """A configuration and the expected result of its analysis."""
 
     name: str
     config: Config
     culprit: int | None
-    """The rank that must be named; ``None``: nobody may be accused."""
+    """The rank that must be named; None: no rank may be named."""
     late_ms: float
     """How late the culprit is in each step."""
 
@@ -50,9 +50,8 @@ def case(
 ) -> Case:
     """One of the cases A to F.
 
-    ``late_ms`` and ``cause`` (a plant's kind) replace the case's own. ``drift_ppm`` puts the second half of
-    the ranks on a host whose clock drifts. ``missing``: ``"victim"`` leaves out the trace of a punctual rank,
-    ``"culprit"`` that of the late one.
+    ``late_ms`` and ``cause`` (a plant's kind) replace those of the case. ``drift_ppm`` puts the second half of the ranks on a host
+    whose clock drifts. ``missing``: omit the trace of a punctual rank (``"victim"``) or of the late rank (``"culprit"``).
     """
     defaults = {"A": 2.0, "B": 0.0, "C": 0.4, "D": 2.0, "E": 2.0, "F": 20.0}
     if letter not in defaults:
@@ -89,7 +88,7 @@ def case(
 
 
 def all_cases(seeds: tuple[int, ...] = (0,)) -> Iterator[Case]:
-    """Every case with every world size, plain and with each flaw of the recording; about 140 per seed."""
+    """Each case with each world size, without and with each flaw of the recording; about 140 per seed."""
     for letter in LETTERS:
         waits_ms = BUSY_WAITS_MS if letter == "F" else (None,)
         for world_size in WORLD_SIZES:

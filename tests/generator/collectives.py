@@ -1,5 +1,5 @@
-"""Process groups, and collectives between the simulated ranks: who arrives when, and when they end together. On CPUs over Gloo the training
-thread issues them, and two threads per rank carry them out."""
+"""Process groups, and collectives between the simulated ranks: arrivals and common ends. With Gloo on CPUs, the training thread issues
+collectives and two threads per rank execute them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .machine import GLOO_THREADS, DeviceEvent, HostEvent, Machine
 from .model import Config, Effects, Noise
 
 ABBREVIATED_FROM = 30
-"""torch abbreviates lists of more than 30 ranks in the arguments of events."""
+"""Torch abbreviates lists of more than 30 ranks in the arguments of events."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """A process group. Ranks with one name and different members form groups of their own."""
+    """A process group. Groups may have the same name if their members differ."""
 
     kind: str
     """"world", "data", "tensor" or "host"."""
@@ -25,7 +25,7 @@ class Group:
 
     @property
     def text(self) -> str:
-        """The ranks as torch writes them in arguments."""
+        """The ranks in torch's format for arguments."""
         texts = [str(rank) for rank in self.ranks]
         if len(texts) > ABBREVIATED_FROM:
             texts = [*texts[: ABBREVIATED_FROM - 1], "...", texts[-1]]
@@ -38,7 +38,7 @@ class Group:
 
 
 def process_groups(config: Config) -> list[Group]:
-    """All groups. Tensor-parallel groups hold neighbouring ranks, data-parallel ones every n-th rank."""
+    """All groups. Tensor-parallel groups contain consecutive ranks, data-parallel ones every n-th rank."""
     size, width = config.world_size, config.tensor_parallel
     groups = [Group("world", "0", "default_pg", tuple(range(size)), 20)]
     if width > 1:
@@ -62,7 +62,7 @@ KERNEL = "ncclDevKernel_AllReduce_Sum_{dtype}_RING_LL(ncclDevKernelArgsStorage<4
 
 @dataclass
 class Collective:
-    """One collective of a group; times in microseconds on the true clock, keyed by rank."""
+    """A collective of a group. Times are microseconds on the true clock, by rank."""
 
     group: Group
     sequence: int
@@ -75,13 +75,13 @@ class Collective:
     element_bytes: int = 4
     issued_us: dict[int, float] = field(default_factory=dict)
     ready_us: dict[int, float] = field(default_factory=dict)
-    """When the rank's part could have started had its communication stream been free."""
+    """When the rank's part could start if its communication stream were free."""
     after: dict[int, Collective] = field(default_factory=dict)
-    """Of each rank, the one of another group for whose end its part waits."""
+    """By rank, the collective of another group for whose end its part waits."""
     arrival_us: dict[int, float] = field(default_factory=dict)
     end_us: dict[int, float] = field(default_factory=dict)
     identity: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """External id and correlation on each rank (Gloo: External ids of the operator and of the annotation)."""
+    """(External id, correlation id) by rank; with Gloo, the External ids of the operator and of the annotation."""
 
     @property
     def done(self) -> bool:
@@ -90,12 +90,12 @@ class Collective:
 
     @property
     def last_arrival_us(self) -> float:
-        """When the last rank arrived."""
+        """Time of the last rank's arrival."""
         return max(self.arrival_us.values())
 
 
 class Network:
-    """One process group. It resolves a collective when the last rank has called it."""
+    """The network of a process group. A collective is resolved when the last rank has called it."""
 
     def __init__(self, group: Group, config: Config, noise: Noise, effects: Effects) -> None:
         self.group = group
@@ -117,7 +117,7 @@ class Network:
         elements: int,
         after: Collective | None = None,
     ) -> Collective:
-        """The rank issues its next collective from its current thread; it may come back unresolved."""
+        """Issue the rank's next collective from its current thread. The returned collective may be unresolved."""
         rank, sequence = machine.rank, self._called[machine.rank]
         self._called[rank] += 1
         if sequence == len(self.collectives):
@@ -138,7 +138,7 @@ class Network:
         return collective
 
     def _launch(self, machine: Machine, collective: Collective, launch_us: float) -> None:
-        """The host's way through c10d down to the kernel launch, on the recording thread."""
+        """Simulate the host's calls from c10d to the kernel launch, on the recording thread."""
         args = self.metadata(collective, on_operator=True) if self.config.operator_metadata else ""
         collective.issued_us[machine.rank] = machine.now_us
         with machine.span("cpu_op", OPERATORS[collective.operation], shape_of(collective)):
@@ -156,7 +156,7 @@ class Network:
         collective.identity[machine.rank] = (external, correlation)
 
     def _resolve(self, collective: Collective) -> None:
-        """Sets arrivals and ends, and puts the kernels on the ranks' communication streams."""
+        """Set arrivals and ends, and put the kernels on the ranks' communication streams."""
         for rank, ready_us in collective.ready_us.items():
             after = collective.after.get(rank)
             over_us = self._stream_free_us[rank] if after is None else after.end_us[rank]
@@ -171,14 +171,14 @@ class Network:
                 self._record(machine, collective)
 
     def end_jitter_us(self, rank: int, collective: Collective) -> float:
-        """How much after the common end the rank sees it."""
+        """Delay of the rank's own end after the common end."""
         late = abs(
             float(self.noise.draws("end", self.group.name, rank, collective.sequence).standard_normal())
         )
         return min(late, 4.0) * self.config.end_jitter_us
 
     def wire_us(self, collective: Collective) -> float:
-        """Latency plus the ring's traffic over the bus bandwidth; one draw for all ranks."""
+        """Latency plus the ring's traffic divided by the bus bandwidth, with the same noise for all ranks."""
         size, config = len(self.group.ranks), self.config
         traffic_bytes = 2 * (size - 1) / size * collective.elements * collective.element_bytes
         wire_us = config.link_latency_us + traffic_bytes / (config.link_bandwidth_gbps * 1000.0)

@@ -56,7 +56,7 @@ OPTIMIZER = (
 )
 
 EXTRA = (Operator("", "aten::mm", "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n"),)
-"""What runs outside the phases."""
+"""Operators outside the phases."""
 
 CPU_FORWARD = (Operator("", "aten::addmm", ""), Operator("", "aten::relu", ""))
 CPU_BACKWARD = (
@@ -69,7 +69,7 @@ CPU_OPTIMIZER = (Operator("", "aten::add_", ""),)
 
 
 def operators(phase: str, backend: str) -> tuple[Operator, ...]:
-    """The operators that a phase goes through in turn."""
+    """The operators of a phase, which are repeated cyclically."""
     if phase == "extra":
         return EXTRA
     if backend == "gloo":
@@ -79,7 +79,7 @@ def operators(phase: str, backend: str) -> tuple[Operator, ...]:
 
 @lru_cache(maxsize=64)
 def duration_shares(phase: str, count: int, seed: int) -> tuple[float, ...]:
-    """Shares of the phase's duration for each of ``count`` kernels; they sum to 1, on all ranks alike."""
+    """Shares of the phase's duration of ``count`` kernels. They sum to 1 and are the same on all ranks."""
     if count == 0:
         return ()
     weights = np.random.default_rng([seed, len(phase), count]).lognormal(0.0, 0.5, count)
@@ -88,7 +88,7 @@ def duration_shares(phase: str, count: int, seed: int) -> tuple[float, ...]:
 
 @lru_cache(maxsize=64)
 def shape_args(batch: int, phase: str) -> str:
-    """ "Input Dims" as the profiler writes them with record_shapes=True."""
+    """ "Input Dims" in the profiler's format with record_shapes=True."""
     if phase == "optimizer":
         return ',"Input Dims":[[],[],[]],"Input type":["TensorList","TensorList","Scalar"]'
     dims = f"[[{batch},64,56,56],[64,64,3,3],[64]]"
@@ -96,7 +96,7 @@ def shape_args(batch: int, phase: str) -> str:
 
 
 class Launch(NamedTuple):
-    """A kernel about to be launched; calling it advances the host's clock."""
+    """A kernel to launch. Calling it advances the host's clock."""
 
     machine: Machine
     operator: Operator
@@ -105,7 +105,7 @@ class Launch(NamedTuple):
     shapes: str
 
     def __call__(self) -> None:
-        """Runs the operator on the host: its own part, then the launch call."""
+        """Run the operator on the host: its own work, then the launch call."""
         node, operator, kernel = self.operator
         machine, launch_us = self.machine, self.launch_us
         start_us = machine.now_us

@@ -1,7 +1,7 @@
-"""Writes one rank's simulated events as the JSON that Kineto writes in torch 2.x.
+"""Writes the simulated events of a rank in the JSON format of Kineto in torch 2.x.
 
-Times go from the true clock to the host's clock here, in whole nanoseconds: ``ts`` is microseconds since
-``baseTimeNanoseconds`` with three decimals. The layout follows chrome traces of torch 2.4 to 2.7.
+Times are converted from the true clock to the host's clock, in whole nanoseconds: ``ts`` is microseconds since ``baseTimeNanoseconds``
+with three decimals. The layout follows Chrome traces of torch 2.4 to 2.7.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ DEVICE = {
     "sharedMemPerBlock": 49152,
     "numSms": 132,
 }
-SPARED = ("nccl", "gloo", "ProfilerStep", "record_param_comms", "c10d::")
+NEVER_DROPPED = ("nccl", "gloo", "ProfilerStep", "record_param_comms", "c10d::")
 
 ToLocal = Callable[[float], int]
 
 
 def write_trace(program: RankProgram, directory: Path) -> Path:
-    """Writes the rank's trace and returns its path. The same program gives the same bytes."""
+    """Write the rank's trace and return its path. The same program gives the same bytes."""
     config, rank = program.config, program.machine.rank
     lines = [json.dumps(_head(config, rank))[:-1] + ',"traceEvents":[']
     lines.append(",\n".join(_events(program)))
@@ -63,14 +63,14 @@ def write_trace(program: RankProgram, directory: Path) -> Path:
 
 
 def local_clock(config: Config, rank: int) -> ToLocal:
-    """True microseconds -> nanoseconds after ``baseTimeNanoseconds`` on the clock of the rank's host."""
+    """A function from true microseconds to nanoseconds after ``baseTimeNanoseconds`` on the clock of the rank's host."""
     clock = config.clock(rank)
     origin_ns, rate = config.start_ns + clock.offset_ns, 1000.0 * (1.0 + clock.drift_ppm * 1e-6)
     return lambda true_us: origin_ns + round(true_us * rate)
 
 
 def _head(config: Config, rank: int) -> dict[str, object]:
-    """All of the file but the events."""
+    """The content of the file without the events."""
     on_cpu = config.backend == "gloo"
     backend = "cpu:gloo,cuda:gloo" if on_cpu else "cuda:nccl"
     groups = [
@@ -108,11 +108,11 @@ def _head(config: Config, rank: int) -> dict[str, object]:
 
 
 def _events(program: RankProgram) -> Iterator[str]:
-    """Each event as its JSON text."""
+    """Yields each event as JSON text."""
     config, machine = program.config, program.machine
     rank, to_local = machine.rank, local_clock(config, machine.rank)
     pid, device = 41000 + rank, config.local_rank(rank)
-    host, accelerator = kept(program)
+    host, accelerator = recorded_events(program)
     threads = tuple(pid + offset for offset in (0, 700, 4, 6))
     calls = _host_lines(host, pid, threads, to_local)
     kernels = _device_lines(accelerator, device, to_local)
@@ -126,18 +126,18 @@ def _events(program: RankProgram) -> Iterator[str]:
     yield (f'{{"name":"Record Window End","ph":"i","s":"g","pid":"","tid":"","ts":{_ts(end_ns)}}}')
 
 
-def kept(program: RankProgram) -> tuple[list[HostEvent], list[DeviceEvent]]:
-    """The rank's events less those that the recording is configured to have lost."""
+def recorded_events(program: RankProgram) -> tuple[list[HostEvent], list[DeviceEvent]]:
+    """The rank's events without those that the recording lost by its configuration."""
     config, machine = program.config, program.machine
-    host, device = sorted(machine.host_events, key=_order), sorted(machine.device_events, key=_order)
+    host, device = sorted(machine.host_events, key=_sort_key), sorted(machine.device_events, key=_sort_key)
     collectives = _own_collectives(program)
     lost = config.first_collectives_lost.get(machine.rank, 0)
     if lost and config.backend == "gloo":
-        gone = {identity for c in collectives[:lost] for identity in c.identity[machine.rank]}
-        host = [event for event in host if event.external not in gone]
+        lost_ids = {identity for c in collectives[:lost] for identity in c.identity[machine.rank]}
+        host = [event for event in host if event.external not in lost_ids]
     elif lost:
-        gone = {c.identity[machine.rank][0] for c in collectives[:lost]}
-        device = [event for event in device if not (_is_nccl(event) and event.external in gone)]
+        lost_ids = {c.identity[machine.rank][0] for c in collectives[:lost]}
+        device = [event for event in device if not (_is_nccl(event) and event.external in lost_ids)]
     late = config.window_starts_late.get(machine.rank, 0)
     if late:
         cut_us = collectives[late - 1].end_us[machine.rank]
@@ -150,29 +150,29 @@ def kept(program: RankProgram) -> tuple[list[HostEvent], list[DeviceEvent]]:
         device = [event for event in device if not {event.category, event.name} & set(config.unrecorded)]
     if config.dropped_event_fraction > 0.0:
         chance = random.Random(f"dropped {config.seed} {machine.rank}")
-        host = [event for event in host if _survives(event, config, chance)]
-        device = [event for event in device if _survives(event, config, chance)]
+        host = [event for event in host if _is_kept(event, config, chance)]
+        device = [event for event in device if _is_kept(event, config, chance)]
     return host, device
 
 
 def _own_collectives(program: RankProgram) -> list[Collective]:
-    """The recorded collectives in which the rank took part, by its own arrival."""
+    """The recorded collectives of the rank, sorted by its own arrival."""
     rank = program.machine.rank
     own = {id(c): c for network in program.networks.values() for c in network.collectives if c.step >= 0}
     return sorted(own.values(), key=lambda collective: collective.arrival_us[rank])
 
 
-def _survives(event: HostEvent | DeviceEvent, config: Config, chance: random.Random) -> bool:
-    spared = config.dropped_scope == "compute" and event.name.startswith(SPARED)
-    return chance.random() >= config.dropped_event_fraction or spared
+def _is_kept(event: HostEvent | DeviceEvent, config: Config, chance: random.Random) -> bool:
+    is_never_dropped = config.dropped_scope == "compute" and event.name.startswith(NEVER_DROPPED)
+    return chance.random() >= config.dropped_event_fraction or is_never_dropped
 
 
 def _is_nccl(event: DeviceEvent) -> bool:
     return event.name.startswith("nccl")
 
 
-def _order(event: HostEvent | DeviceEvent) -> tuple[float, float, int]:
-    """By start, parents before their children: an operator's External id is lower than those inside it."""
+def _sort_key(event: HostEvent | DeviceEvent) -> tuple[float, float, int]:
+    """Sort key: by start, parents before their children. An operator's External id is lower than those inside it."""
     return event.start_us, -event.end_us, event.external
 
 

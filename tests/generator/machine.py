@@ -1,9 +1,8 @@
-"""One rank's host thread and accelerator on the true clock, and the record of what they did; or a rank without an accelerator, of which all
-work runs on the thread that asks for it.
+"""Simulates a rank's host thread and accelerator on the true clock, and records their events; or a rank without an accelerator, in which
+the calling thread does all work.
 
-The accelerator runs behind the host: a launched kernel starts when the launch has reached the device and all
-earlier work of its stream is done. The host blocks only where a real one would: on a full launch queue and on
-explicit waits.
+The accelerator runs behind the host: a launched kernel starts when the launch has reached the device and all earlier work of its stream
+is done. As on real hardware, the host blocks only on a full launch queue and on explicit waits.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ KERNEL_GAP_US = 0.8
 MAIN_THREAD = 0
 AUTOGRAD_THREAD = 1
 GLOO_THREADS = (2, 3)
-"""torch runs two threads per Gloo process group."""
+"""Torch runs two threads per Gloo process group."""
 
 
 class HostEvent(NamedTuple):
@@ -51,7 +50,7 @@ class DeviceEvent(NamedTuple):
 
 
 class HookEvent(NamedTuple):
-    """What a hook in the training process sees of the host's time; recorded through the whole run."""
+    """An interval of the host's time as recorded by a hook in the training process, during the whole run."""
 
     kind: str
     start_us: float
@@ -60,7 +59,7 @@ class HookEvent(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """A stretch of true time in which the rank was demonstrably busy with one part of the breakdown."""
+    """An interval of true time in which the rank worked on one part of the breakdown."""
 
     part: str
     start_us: float
@@ -72,7 +71,7 @@ class Machine:
 
     backward_thread = AUTOGRAD_THREAD
     operator_part: str | None = None
-    """Part of the breakdown to which the host's time inside operators belongs; ``None``: to none."""
+    """Part of the breakdown to which the host's time in operators belongs; None: to no part."""
 
     def __init__(self, rank: int, config: Config, start_us: float) -> None:
         self.rank = rank
@@ -101,7 +100,7 @@ class Machine:
 
     @contextmanager
     def span(self, category: str, name: str, args: str = "") -> Iterator[int]:
-        """An annotation or operator around what the host does inside; yields its External id."""
+        """Context of an annotation or operator. Yields its External id."""
         identity = self.next_external()
         start_us, thread, recording = self.now_us, self.thread, self.recording
         yield identity
@@ -111,14 +110,14 @@ class Machine:
 
     @contextmanager
     def seen(self, kind: str, **fields: object) -> Iterator[None]:
-        """Marks the host's time inside as seen by a hook, in a step log's terms."""
+        """Context whose time is recorded by a hook, in the vocabulary of step logs."""
         start_us = self.now_us
         yield
         self.hook_events.append(HookEvent(kind, start_us, self.now_us, fields))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """An annotation of the main thread whose kernels Kineto also frames on the compute stream."""
+        """Context of an annotation of the main thread, which Kineto also records around its kernels on the compute stream."""
         first = len(self.device_events)
         with self.span("user_annotation", name) as external:
             yield
@@ -131,22 +130,22 @@ class Machine:
 
     @contextmanager
     def part(self, part: str) -> Iterator[None]:
-        """Marks the host's time inside as a part of the breakdown."""
+        """Context whose time belongs to ``part`` of the breakdown."""
         start_us = self.now_us
         yield
         self.mark(part, start_us, self.now_us)
 
     def mark(self, part: str, start_us: float, end_us: float) -> None:
-        """Marks a stretch of time as a part of the breakdown."""
+        """Assign an interval to a part of the breakdown."""
         if self.recording and end_us > start_us:
             self.activities.append(Activity(part, start_us, end_us))
 
     def work(self, duration_us: float) -> None:
-        """The host does something that leaves no event."""
+        """Advance the host's clock without an event."""
         self.now_us += duration_us
 
     def runtime(self, name: str, duration_us: float, external: int) -> int:
-        """A call of the CUDA runtime by the host; returns its correlation."""
+        """Simulate a call of the CUDA runtime by the host. Returns its correlation id."""
         self._correlation += 1
         correlation = self._correlation
         end_us = self.now_us + duration_us
@@ -168,7 +167,7 @@ class Machine:
         part: str = "compute",
         args: str = "",
     ) -> float:
-        """Launches work on the compute stream; returns its end. Blocks on a full launch queue."""
+        """Launch work on the compute stream. Returns its end. Blocks on a full launch queue."""
         full = len(self._queued) == self._queued.maxlen
         wait_us = max(0.0, self._queued[0] - self.now_us) if full else 0.0
         correlation = self.runtime(call, call_us + wait_us, external)
@@ -184,16 +183,16 @@ class Machine:
         return end_us
 
     def wait_until(self, name: str, until_us: float, external: int) -> None:
-        """The host blocks in a runtime call until the accelerator has reached ``until_us``."""
+        """Block the host in a runtime call until the accelerator has reached ``until_us``."""
         self.runtime(name, max(0.0, until_us - self.now_us) + 2.5, external)
 
     def await_collective(self, last_arrival_us: float, end_us: float) -> None:
-        """The compute stream waits for a collective (``Work.wait`` on a GPU: an event; the host goes on)."""
+        """Make the compute stream wait for a collective. As ``Work.wait`` on a GPU, this does not block the host."""
         self.runtime("cudaStreamWaitEvent", 1.5, self.next_external())
         self.compute_free_us = max(self.compute_free_us, end_us + self.config.resume_us)
 
     def item(self) -> None:
-        """``tensor.item()``: four bytes to the host, which waits for all work of the stream."""
+        """``tensor.item()``: copy four bytes to the host, which waits for all work of the stream."""
         with self.span("cpu_op", "aten::item"), self.span("cpu_op", "aten::_local_scalar_dense") as external:
             name = "Memcpy DtoH (Device -> Pageable)"
             end_us = self.enqueue(
@@ -202,18 +201,18 @@ class Machine:
             self.wait_until("cudaStreamSynchronize", end_us, external)
 
     def synchronize(self) -> None:
-        """``torch.cuda.synchronize()`` as far as the compute stream goes."""
+        """``torch.cuda.synchronize()``, for the compute stream only."""
         self.wait_until("cudaDeviceSynchronize", self.compute_free_us, self.next_external())
 
 
 class Processor(Machine):
-    """Like :class:`Machine`, but launched work is done at once by the host, and waiting blocks it."""
+    """Like :class:`Machine`, but the host does launched work immediately, and waiting blocks it."""
 
     backward_thread = MAIN_THREAD
     operator_part = "compute"
 
     def runtime(self, name: str, duration_us: float, external: int) -> int:
-        """There is no CUDA runtime: takes no time and leaves no event."""
+        """Does nothing, because there is no CUDA runtime."""
         return 0
 
     def enqueue(
@@ -227,18 +226,18 @@ class Processor(Machine):
         part: str = "compute",
         args: str = "",
     ) -> float:
-        """Does the work on the calling thread; returns its end."""
+        """Do the work on the calling thread. Returns its end."""
         with self.part(part):
             self.now_us += call_us + duration_us
         self.compute_free_us = self.now_us
         return self.now_us
 
     def wait_until(self, name: str, until_us: float, external: int) -> None:
-        """The thread blocks."""
+        """Block the thread until ``until_us``."""
         self.now_us = max(self.now_us, until_us)
 
     def await_collective(self, last_arrival_us: float, end_us: float) -> None:
-        """``Work.wait`` on a CPU: the thread blocks, first for the last rank, then for the transfer."""
+        """``Work.wait`` on a CPU: block the thread, first for the last rank, then for the transfer."""
         start_us = self.now_us
         self.now_us = max(start_us, end_us)
         self.mark("comm_wait", start_us, min(last_arrival_us, self.now_us))
@@ -250,4 +249,4 @@ class Processor(Machine):
             self.work(3.0)
 
     def synchronize(self) -> None:
-        """There is nothing to wait for."""
+        """Does nothing, because there is no accelerator."""

@@ -1,11 +1,10 @@
-"""What a generated job looks like: its shape, its clocks, its flaws as a recording, and its planted causes, with what they do to one rank
-in one step.
+"""Configuration of a generated job: its shape, its clocks, the flaws of its recording, and its planted causes with their effects on a
+rank in a step.
 
 Times are microseconds of the true clock unless the name says otherwise. Sizes are bytes.
 
-Random draws are keyed by what they are for, never by the order in which they are asked for: a simulation without one planted cause must
-see the same jitter everywhere else, and a shared stream of random numbers would shift all later draws. Every draw therefore names itself,
-for instance ``("forward", rank, step)``.
+Random draws depend on a key such as ``("forward", rank, step)``, not on the order of the calls. A simulation without one planted cause
+must have the same jitter everywhere else, and a shared stream of random numbers would shift all later draws.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ import numpy as np
 
 
 class Noise:
-    """Keyed random draws; the same seed and key always give the same values."""
+    """Keyed random draws. The same seed and key always give the same values."""
 
     def __init__(self, seed: int, jitter: float) -> None:
         self.seed = seed
         self.jitter = jitter
 
     def draws(self, *key: object) -> np.random.Generator:
-        """A generator of its own for ``key``. Asking for more values leaves the first as they were."""
+        """A separate generator for ``key``. Its first values do not depend on how many are drawn."""
         digest = hashlib.blake2b(repr((self.seed, *key)).encode(), digest_size=16).digest()
         return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype=np.uint64)))
 
@@ -78,7 +77,7 @@ STRUCTURAL = ("many_tiny_buckets", "no_overlap", "communication_bound", "redunda
 
 @dataclass(frozen=True)
 class When:
-    """In which recorded steps a cause acts: first to last (inclusive), every k-th, with a probability."""
+    """The recorded steps in which a cause acts: first to last (inclusive), every k-th, with a probability."""
 
     first: int = 0
     last: int | None = None
@@ -86,7 +85,7 @@ class When:
     probability: float = 1.0
 
     def active(self, step: int, noise: Noise, *key: object) -> bool:
-        """Whether the cause acts in ``step``. Warm-up steps are negative and part of "always"."""
+        """Whether the cause acts in ``step``. Warm-up steps are negative; a cause that always acts also acts in them."""
         if self == When():
             return True
         if step < self.first or (self.last is not None and step > self.last):
@@ -98,10 +97,10 @@ class When:
 
 @dataclass(frozen=True)
 class Plant:
-    """One planted cause; RANK_PLANTS and JOB_PLANTS list the kinds. ``ranks``: the culprits; empty: all.
+    """A planted cause; RANK_PLANTS and JOB_PLANTS list the kinds. ``ranks``: the ranks that have it; empty: all.
 
-    ``drain``: a host gap starts with an .item(), so that the accelerator stands idle for all of it. Without
-    it, work already queued hides the gap in part; the truth's step time without the plant tells what is left.
+    ``drain``: a host gap starts with an .item(), so that the accelerator is idle during all of it. Without it, queued work hides part
+    of the gap; the ground truth's step time without the plant shows the remaining cost.
     """
 
     kind: str
@@ -148,7 +147,7 @@ class Config:
 
     forward_kernels: int = 40
     forward_us: float = 4000.0
-    """Sum of the forward kernels' durations; likewise below."""
+    """Sum of the durations of the forward kernels; the same applies to the fields below."""
     backward_kernels: int = 80
     backward_us: float = 8000.0
     optimizer_kernels: int = 6
@@ -163,16 +162,16 @@ class Config:
     bucket_bytes: tuple[int, ...] = (10_000_000,) * 5
     """Gradient buckets in the order of their launch."""
     bucket_position: tuple[float, ...] = ()
-    """Share of the backward after which each bucket is ready; empty: evenly, the last at the end."""
+    """Share of the backward after which each bucket is ready; empty: evenly spaced, the last at the end."""
     overlap: bool = True
     link_latency_us: float = 20.0
     link_bandwidth_gbps: float = 50.0
     """Bus bandwidth in GB/s: a ring allreduce moves 2(n-1)/n of its bytes over each link."""
     end_jitter_us: float = 15.0
-    """Ranks see the end of the same collective this much apart (half-normal, cut at four times this)."""
+    """Scale of the differences between the ranks' ends of a collective (half-normal, truncated at four times this)."""
     collective_launch_us: float = 45.0
     resume_us: float = 0.0
-    """From a collective's end to the computation that waits for it: events, and kernels on other streams, lie between."""
+    """Time from a collective's end to the computation that waits for it, for events and kernels on other streams."""
 
     data_us: float = 250.0
     loader_workers: bool = True
@@ -182,23 +181,22 @@ class Config:
     accumulation: int = 1
     """Micro-batches per step."""
     no_sync: bool = True
-    """With accumulation: only the last micro-batch synchronises."""
+    """Whether only the last micro-batch synchronises, with gradient accumulation."""
     item_every: int = 1
-    """loss.item() after the optimizer in every k-th step; 0: never (the host then runs ahead)."""
+    """loss.item() after the optimizer in every k-th step; 0: never, so that the host runs ahead."""
     reads_last_step: bool = False
-    """The host waits for the end of the step before once it has issued forward and backward: it needs a value of that step,
-    and lets its device never run dry."""
+    """Whether the host, after issuing forward and backward, waits for the end of the previous step, without letting the device idle."""
     tensor_parallel: int = 1
-    """Ranks that share one replica. They add `tensor_collectives` allreduces to each forward and backward."""
+    """Number of ranks per replica. They add `tensor_collectives` allreduces to each forward and backward."""
     tensor_collectives: int = 4
     tensor_bytes: int = 2_000_000
     within_hosts_first: bool = False
-    """Each bucket is reduced within its host, then across all ranks, by kernels that wait for the first."""
+    """Whether each bucket is first reduced within its host, then across all ranks."""
     metric_allreduce: bool = False
-    """A dist.all_reduce of one number at the end of every step, from Python."""
+    """Whether Python calls dist.all_reduce with one number at the end of every step."""
 
     clocks: tuple[HostClock, ...] = ()
-    """One per host; missing ones are true clocks."""
+    """One clock per host; missing ones show true time."""
     base_time_ns: int = 1_759_308_646_000_000_000
     start_ns: int = 4_458_676_388_068_751
     """True time 0, relative to the base."""
@@ -206,20 +204,20 @@ class Config:
     kernel_metadata: bool = True
     """Collective name, group and sizes on NCCL kernels (torch 2.3 and later)."""
     operator_metadata: bool = True
-    """The same on record_param_comms (older recordings lack both)."""
+    """The same metadata on record_param_comms (older recordings lack both)."""
     include_seq: bool = True
     step_annotations: bool = True
     first_collectives_lost: dict[int, int] = field(default_factory=dict)
-    """Rank -> this many first communication kernels are missing from its trace, all else is there."""
+    """By rank, number of first communication kernels that are missing in its trace; all else is recorded."""
     window_starts_late: dict[int, int] = field(default_factory=dict)
-    """Rank -> nothing that began before the end of its k-th communication kernel is in its trace."""
+    """By rank, number k: its trace lacks everything that began before the end of its k-th communication kernel."""
     dropped_event_fraction: float = 0.0
     dropped_scope: str = "compute"
-    """"compute": communication kernels and annotations are spared; "all": nothing is."""
+    """"compute": communication kernels and annotations are not dropped; "all": all events may be dropped."""
     unrecorded: tuple[str, ...] = ()
-    """Categories and names of events that the traces lack."""
+    """Categories and names of events that are missing in the traces."""
     unrecorded_on: tuple[int, ...] = ()
-    """Ranks whose traces lack them; empty: all."""
+    """Ranks in whose traces they are missing; empty: all."""
     missing_ranks: tuple[int, ...] = ()
     compressed: bool = True
 
@@ -235,7 +233,7 @@ class Config:
                 raise ValueError(f"plant {plant.kind!r} needs an accelerator")
 
     def host_sizes(self) -> tuple[int, ...]:
-        """Ranks per host; raises ValueError where they do not add up to the world size."""
+        """Ranks per host. Raises ValueError if they do not add up to the world size."""
         sizes = self.hosts or (self.world_size,)
         if sum(sizes) != self.world_size:
             raise ValueError(f"hosts {sizes} do not add up to a world size of {self.world_size}")
@@ -254,7 +252,7 @@ class Config:
         return rank - sum(self.host_sizes()[: self.host_of(rank)])
 
     def clock(self, rank: int) -> HostClock:
-        """The clock that ``rank`` reads."""
+        """The clock of the host of ``rank``."""
         host = self.host_of(rank)
         return self.clocks[host] if host < len(self.clocks) else HostClock()
 
@@ -265,11 +263,11 @@ SMALL: dict[str, Any] = {
     "optimizer_kernels": 2,
     "queue_depth": 64,
 }
-"""Fields of a job of few events: written and measured in half the time."""
+"""Fields of a job with few events, which is written and measured in half the time."""
 
 
 def cpu_job(**changes: Any) -> Config:
-    """A healthy job on CPUs over Gloo, with a slower network; ``changes`` are fields of Config."""
+    """A healthy job on CPUs with Gloo and a slower network. ``changes``: fields of Config."""
     defaults: dict[str, Any] = {
         "backend": "gloo",
         "bucket_bytes": (1_000_000,) * 3,
@@ -281,7 +279,7 @@ def cpu_job(**changes: Any) -> Config:
 
 
 def reshape(config: Config) -> Config:
-    """The job with those plants applied that change its shape rather than single steps."""
+    """``config`` with the plants applied that change the job's shape instead of single steps."""
     for plant in config.plants:
         if plant.kind == "many_tiny_buckets":
             total = sum(config.bucket_bytes)
@@ -302,14 +300,14 @@ def reshape(config: Config) -> Config:
 
 
 class Effects:
-    """Answers what the plants add for a rank and a step."""
+    """The effects of the plants on a rank in a step."""
 
     def __init__(self, plants: tuple[Plant, ...], noise: Noise) -> None:
         self.plants = plants
         self.noise = noise
 
     def acting(self, kind: str, rank: int | None, step: int) -> Iterator[Plant]:
-        """Plants of ``kind`` that act on ``rank`` (``None``: on the job) in ``step``."""
+        """Plants of ``kind`` that act on ``rank`` (None: on the job) in ``step``."""
         for plant in self.plants:
             if plant.kind != kind or (rank is not None and plant.ranks and rank not in plant.ranks):
                 continue
@@ -317,7 +315,7 @@ class Effects:
                 yield plant
 
     def added_us(self, kind: str, rank: int, step: int) -> float:
-        """Sum of the milliseconds of the acting plants, in microseconds."""
+        """Sum of the times ``ms`` of the acting plants, in microseconds."""
         return sum(plant.ms for plant in self.acting(kind, rank, step)) * 1000.0
 
     def factor(self, kind: str, rank: int | None, step: int) -> float:
@@ -328,7 +326,7 @@ class Effects:
         return product
 
     def gaps(self, kind: str, rank: int, step: int, kernels: int) -> dict[int, list[Plant]]:
-        """Kernel index before which each acting host gap lies -> the plants."""
+        """Acting host gaps by the index of the kernel that they precede."""
         places: dict[int, list[Plant]] = {}
         for plant in self.acting(kind, rank, step):
             index = min(kernels - 1, int(plant.position * kernels))

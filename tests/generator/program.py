@@ -1,7 +1,7 @@
-"""The training loop of one rank: what a DDP step does, in the order in which a real one does it.
+"""The training loop of a rank: the work of a DDP step, in the order of a real one.
 
-Each step is a generator. It yields a collective where the accelerator's further timeline depends on that
-collective's end; the scheduler in :mod:`.simulate` resumes it when all ranks have arrived.
+Each step is a generator. It yields a collective if the accelerator's further timeline depends on that collective's end. The scheduler in
+:mod:`.simulate` resumes it when all ranks have arrived.
 """
 
 from __future__ import annotations
@@ -18,28 +18,26 @@ Waits = Iterator[Collective]
 PINNED_GBPS = 20.0
 PAGEABLE_GBPS = 6.0
 EXTRA_KERNELS = 12
-"""In which a plant computes outside the phases."""
+"""Number of kernels of a plant that computes outside the phases."""
 
 
 @dataclass
 class RankProgram:
-    """The program of one rank. ``step_start_us[n]`` is when its step n began; the last entry is the end of
-    the last.
-    """
+    """The program of a rank. ``step_start_us``: start of each step, then the end of the last step."""
 
     config: Config
     machine: Machine
     networks: dict[str, Network]
-    """The rank's own groups by kind: "world", "data" and perhaps "tensor"."""
+    """The rank's groups by kind: "world", "data", and "tensor" or "host" if they exist."""
     noise: Noise
     effects: Effects
     record: bool = True
     step_start_us: list[float] = field(default_factory=list)
     last_end_us: float | None = None
-    """When the accelerator has done the last optimizer step issued."""
+    """When the accelerator completes the last issued optimizer step."""
 
     def run(self) -> Waits:
-        """All steps, warm-up included (negative numbers)."""
+        """All steps, including warm-up steps, which have negative numbers."""
         config, machine = self.config, self.machine
         for step in range(-config.warmup_steps, config.steps):
             if step == 0 and self.record:
@@ -59,10 +57,10 @@ class RankProgram:
             self._load(step, micro)
             if micro == 0:
                 self._zero_grad(step)
-                self._extra("kernels_before_forward", step)
+                self._extra_kernels("kernels_before_forward", step)
             yield from self._forward(step, micro)
             if micro == 0:
-                self._extra("kernels_before_backward", step)
+                self._extra_kernels("kernels_before_backward", step)
             synchronised = micro == config.accumulation - 1 or not config.no_sync
             yield from self._backward(step, micro, synchronised)
         if config.reads_last_step and self.last_end_us is not None:
@@ -112,7 +110,7 @@ class RankProgram:
                     machine.wait_until("cudaStreamSynchronize", end_us, external)
 
     def _collate(self, load_us: float) -> None:
-        """Reading and decoding in the training process itself, then stacking the samples into a batch."""
+        """Read and decode samples in the training process, then stack them into a batch."""
         self.machine.work(0.8 * load_us)
         with self.machine.span("cpu_op", "aten::stack"), self.machine.span("cpu_op", "aten::cat"):
             self.machine.work(0.2 * load_us)
@@ -127,14 +125,14 @@ class RankProgram:
         gaps = self.effects.gaps("host_gap_forward", rank, step, kernels)
         pauses = list(self.effects.acting("gc_pause", rank, step))
         pause_at = int(self.noise.uniform("gc", rank, step) * kernels)
-        items = self._spread("device_sync_item", step, kernels)
+        items = self._evenly_spaced("device_sync_item", step, kernels)
         total_us = config.forward_us + self.effects.added_us("slow_forward", rank, step) / config.accumulation
         run = self._kernels("forward", kernels, total_us, step, micro)
         with self.machine.seen("fwd", m=0, w=2), self.machine.phase("DistributedDataParallel.forward"):
             self.machine.work(40.0)
             for index, launch in enumerate(run):
                 if micro == 0:
-                    self._gap(gaps.get(index, []))
+                    self._host_gaps(gaps.get(index, []))
                     if index == pause_at and pauses:
                         with self.machine.seen("gc", g=2):
                             self.machine.work(sum(plant.ms for plant in pauses) * 1000.0)
@@ -144,7 +142,7 @@ class RankProgram:
                 yield from self._tensor_parallel(index, kernels, step, micro)
 
     def _backward(self, step: int, micro: int, synchronised: bool) -> Waits:
-        """The autograd thread's kernels with the reducer's buckets between them; the main thread waits."""
+        """The kernels of the autograd thread with the reducer's buckets between them. The main thread waits."""
         rank, config, machine = self.machine.rank, self.config, self.machine
         kernels = config.backward_kernels
         gaps = self.effects.gaps("host_gap_backward", rank, step, kernels)
@@ -157,7 +155,7 @@ class RankProgram:
         machine.thread = machine.backward_thread
         for index, launch in enumerate(run):
             if micro == config.accumulation - 1:
-                self._gap(gaps.get(index, []))
+                self._host_gaps(gaps.get(index, []))
             launch()
             yield from self._tensor_parallel(index, kernels, step, micro)
             while len(buckets) < len(ready_after) and ready_after[len(buckets)] <= index:
@@ -184,7 +182,7 @@ class RankProgram:
         return self.networks["data"].call(*call, after=host.call(*call) if host else None)
 
     def _tensor_parallel(self, index: int, kernels: int, step: int, micro: int) -> Waits:
-        """After some kernels the replica's ranks sum their partial results, and the next kernel waits."""
+        """After some kernels, the ranks of a replica sum their partial results, and the next kernel waits."""
         network, count = self.networks.get("tensor"), self.config.tensor_collectives
         if network is None:
             return
@@ -209,7 +207,7 @@ class RankProgram:
                 launch()
 
     def _barriers(self, step: int) -> Waits:
-        """``torch.cuda.synchronize(); dist.barrier()``: the host of every rank waits for all ranks."""
+        """``torch.cuda.synchronize(); dist.barrier()``: each rank's host waits for all ranks."""
         machine = self.machine
         for plant in self.effects.acting("explicit_barrier", None, step):
             for _ in range(plant.count):
@@ -222,7 +220,7 @@ class RankProgram:
                         machine.wait_until("cudaStreamSynchronize", end_us, machine.next_external())
                 machine.compute_free_us = max(machine.compute_free_us, end_us)
 
-    def _extra(self, kind: str, step: int) -> None:
+    def _extra_kernels(self, kind: str, step: int) -> None:
         """Kernels outside the phases."""
         extra_us = self.effects.added_us(kind, self.machine.rank, step)
         if extra_us:
@@ -231,14 +229,14 @@ class RankProgram:
 
     def _end_of_step(self, step: int) -> None:
         rank, machine = self.machine.rank, self.machine
-        self._extra("kernels_after_optimizer", step)
+        self._extra_kernels("kernels_after_optimizer", step)
         machine.work(self.effects.added_us("host_work_end_of_step", rank, step))
         for plant in self.effects.acting("checkpoint", rank, step):
             self._checkpoint(plant)
         machine.work(20.0 * self.noise.factor("end", rank, step, scale=3.0))
 
     def _checkpoint(self, plant: Plant) -> None:
-        """Every bucket's parameters to the host, then the write."""
+        """Copy the parameters of each bucket to the host, then write."""
         machine = self.machine
         with machine.seen("save", w=6), machine.part("checkpoint"):
             for size_bytes in self.config.bucket_bytes:
@@ -251,14 +249,14 @@ class RankProgram:
                     machine.wait_until("cudaStreamSynchronize", end_us, external)
             machine.work(plant.ms * 1000.0)
 
-    def _gap(self, plants: list[Plant]) -> None:
+    def _host_gaps(self, plants: list[Plant]) -> None:
         for plant in plants:
             if plant.drain:
                 self.machine.item()
             self.machine.work(plant.ms * 1000.0)
 
-    def _spread(self, kind: str, step: int, kernels: int) -> list[int]:
-        """Kernel indices at which a job-wide plant's ``count`` calls lie, evenly spread."""
+    def _evenly_spaced(self, kind: str, step: int, kernels: int) -> list[int]:
+        """Indices of the kernels before which the ``count`` calls of a job-wide plant are made, evenly spaced."""
         counts = [plant.count for plant in self.effects.acting(kind, None, step)]
         return [int((call + 0.5) * kernels / count) for count in counts for call in range(count)]
 
@@ -266,7 +264,7 @@ class RankProgram:
         return self.effects.factor("uneven_work", self.machine.rank, step)
 
     def _kernels(self, phase: str, count: int, total_us: float, step: int, micro: int) -> Iterator[Launch]:
-        """Launches of a phase, one callable per kernel."""
+        """Yields the launches of a phase, one callable per kernel."""
         rank = self.machine.rank
         slower = self.effects.factor("throttled", rank, step)
         work = 1.0 if phase == "optimizer" else self._work_factor(step)

@@ -1,7 +1,7 @@
-"""A generated job as the run directory that the launcher and the hook leave behind: step logs of the whole run,
-and a profiler window at its end.
+"""Writes a generated job as a run directory, like the launcher and the hook: step logs of the whole run, and a profiler window at its
+end.
 
-The warm-up of the configuration is the run outside the window: plants with a negative ``When.first`` act in it.
+The warm-up of the configuration is the part of the run outside the window. Plants with a negative ``When.first`` act in it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .program import RankProgram
 from .simulate import Simulation, simulate
 
 LINES = {1: 20, 2: 24, 3: 26, 4: 30, 5: 33, 6: 36}
-"""Number of a source line in the logs -> line of train.py: loader, model, backward, collective, optimizer, save."""
+"""Lines of train.py by number of the source line in the logs: loader, model, backward, collective, optimizer, save."""
 
 
 def generate_run(config: Config, directory: str | os.PathLike[str]) -> Simulation:
-    """Writes manifest.json and, per rank, rank.json, steps.jsonl and trace.json.gz; returns what happened."""
+    """Write manifest.json and, per rank, rank.json, steps.jsonl and trace.json.gz. Returns the simulation."""
     folder = Path(directory)
     simulation = simulate(config)
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def _rank(config: Config, rank: int) -> dict[str, object]:
 
 
 def _lines(program: RankProgram) -> list[dict[str, object]]:
-    """A step lasts from the end of one optimizer step to the end of the next."""
+    """The lines of steps.jsonl. A step lasts from the end of one optimizer step to the end of the next."""
     config, machine = program.config, program.machine
     to_local = local_clock(config, machine.rank)
     lines: list[dict[str, object]] = [{"schema": "ddpdoctor.steps/2"}]

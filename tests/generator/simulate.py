@@ -1,4 +1,4 @@
-"""Runs the ranks' programs against each other until all have ended."""
+"""Runs the ranks' programs concurrently until all have ended."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from .program import RankProgram
 
 @dataclass(frozen=True)
 class Simulation:
-    """What happened, on the true clock (microseconds)."""
+    """The result of a simulation, in microseconds of the true clock."""
 
     config: Config
-    """As simulated: with the plants that change the job's shape applied."""
+    """The simulated configuration, with the plants applied that change the job's shape."""
     programs: list[RankProgram]
     collectives: list[Collective]
-    """Of all groups, by the time of the first arrival."""
+    """The collectives of all groups, sorted by first arrival."""
 
     def step_us(self) -> list[float]:
-        """Wall time of each recorded step: the mean over ranks of the time from its start to the next one's
-        start.
-        """
+        """Duration of each recorded step, from its start to the next step's start, mean over ranks."""
         starts = [program.step_start_us for program in self.programs]
         ranks = len(starts)
         return [
@@ -32,9 +30,7 @@ class Simulation:
 
 
 def simulate(config: Config, record: bool = True) -> Simulation:
-    """Runs the job. Without ``record`` only step times and collectives are kept, which is about twice as
-    fast.
-    """
+    """Run the job. Without ``record``, only step times and collectives are kept, which is about twice as fast."""
     noise = Noise(config.seed, config.jitter)
     effects = Effects(config.plants, noise)
     shaped = reshape(config)
@@ -56,7 +52,7 @@ def simulate(config: Config, record: bool = True) -> Simulation:
 
 
 def _run(programs: list[RankProgram]) -> None:
-    """Advances each rank until it needs a collective that others have not reached, in turn."""
+    """Advance each rank until it needs a collective that other ranks have not reached; repeat until all have ended."""
     running = {program.machine.rank: program.run() for program in programs}
     awaited: dict[int, Collective] = {}
     while running:
@@ -74,5 +70,5 @@ def _run(programs: list[RankProgram]) -> None:
 
 
 def without(config: Config, index: int) -> Config:
-    """The same job without its plant number ``index``."""
+    """The same job without the plant at ``index``."""
     return replace(config, plants=config.plants[:index] + config.plants[index + 1 :])

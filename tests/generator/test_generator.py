@@ -1,4 +1,4 @@
-"""The generator's own properties: the truth must be physically sane before anything is held against it."""
+"""The generator itself: its ground truth must be physically plausible."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def late(tmp_path_factory) -> Truth:
     return generate(config, tmp_path_factory.mktemp("late"))
 
 
-def test_collectives_end_together_and_not_before_the_last_arrival(late):
+def test_collectives_end_together_after_the_last_arrival(late):
     assert len(late.collectives) == SHORT.steps * len(SHORT.bucket_bytes)
     for collective in late.collectives:
         assert max(collective.end_us) - min(collective.end_us) <= 4 * SHORT.end_jitter_us
@@ -75,7 +75,7 @@ def test_collectives_of_one_rank_do_not_overlap(late):
             assert after.arrival_us[rank] >= before.end_us[rank]
 
 
-def test_breakdown_adds_up_and_each_part_is_possible(late):
+def test_breakdown_adds_up_and_each_part_is_plausible(late):
     for step in late.steps:
         for rank, parts in enumerate(step.breakdown_us):
             assert sum(parts.values()) == pytest.approx(step.end_us[rank] - step.start_us[rank], abs=1e-6)
@@ -84,7 +84,7 @@ def test_breakdown_adds_up_and_each_part_is_possible(late):
             assert parts["compute"] == pytest.approx(kernels_us, rel=0.02)
 
 
-def test_breakdown_shows_the_cause_at_the_culprit_and_waiting_elsewhere(late):
+def test_breakdown_shows_the_cause_on_its_rank_and_waiting_on_others(late):
     for step in late.steps:
         assert step.breakdown_us[2]["data_wait"] > 2000.0
         assert step.breakdown_us[2]["comm_wait"] < 200.0
@@ -99,7 +99,7 @@ def test_the_late_rank_causes_the_wait(healthy, late):
     assert caused_us[2] > 20 * sum(healthy.wait_caused_us()) / 4
 
 
-def test_step_times_without_a_plant_are_those_of_the_job_without_it(healthy, late):
+def test_step_times_without_a_plant_equal_those_of_the_healthy_job(healthy, late):
     (plant,) = late.plants
     assert plant.step_us_without == healthy.step_us == late.step_us_without_any
     assert plant.cost_us_per_step == pytest.approx(2000.0, rel=0.1)
@@ -109,7 +109,7 @@ def test_step_times_without_a_plant_are_those_of_the_job_without_it(healthy, lat
 @pytest.mark.parametrize(
     "kind", ["slow_data", "slow_h2d", "slow_forward", "slow_backward_kernels", "host_gap_forward"]
 )
-def test_a_rank_late_by_two_milliseconds_costs_the_job_about_two(kind):
+def test_a_rank_late_by_2_ms_costs_about_2_ms(kind):
     assert cost_us(Plant(kind, ranks=(1,), ms=2.0)) == pytest.approx(2000.0, rel=0.1)
 
 
@@ -118,7 +118,7 @@ def test_a_busy_wait_in_the_backward_costs_its_length(ms):
     assert cost_us(Plant("host_gap_backward", ranks=(1,), ms=ms)) == pytest.approx(ms * 1000, rel=0.05)
 
 
-def test_work_already_queued_hides_a_host_gap():
+def test_queued_work_hides_a_host_gap():
     assert cost_us(Plant("host_gap_forward", ranks=(1,), ms=1.0, position=0.8, drain=False)) < 100.0
 
 
@@ -145,21 +145,21 @@ def test_simultaneous_delays_do_not_add_up_but_successive_ones_do():
     ],
     ids=lambda value: value.kind if isinstance(value, Plant) else "",
 )
-def test_the_other_plants_cost_what_their_physics_says(plant, base, least_us):
+def test_other_plants_have_at_least_their_expected_cost(plant, base, least_us):
     assert cost_us(plant, config=base) > least_us
 
 
 @pytest.mark.parametrize(("kind", "ms"), [("gc_pause", 20.0), ("checkpoint", 10.0)])
-def test_a_cause_in_some_steps_leaves_the_others_alone(kind, ms):
+def test_a_cause_in_some_steps_does_not_affect_others(kind, ms):
     config = replace(Config(steps=6), plants=(Plant(kind, ranks=(0,), ms=ms, when=When(first=1, every=3)),))
     with_it, without = simulate(config).step_us(), simulate(replace(config, plants=())).step_us()
     slower = [a > b + 1000.0 for a, b in zip(with_it, without, strict=True)]
-    # The mean over ranks shows a pause at a step's end twice: in the culprit's step and in the others' next.
+    # A pause at a step's end is twice in the mean over ranks: in its rank's step and in the next step of the others.
     later = (2, 5) if kind == "checkpoint" else ()
     assert [step for step, slow in enumerate(slower) if slow] == sorted((1, 4, *later))
 
 
-def test_random_steps_are_drawn_per_step(tmp_path):
+def test_random_steps_match_the_ground_truth(tmp_path):
     when = When(probability=0.5)
     truth = generate(
         Config(steps=12, world_size=2, plants=(Plant("slow_data", (1,), 5.0, when=when),)), tmp_path
@@ -170,14 +170,14 @@ def test_random_steps_are_drawn_per_step(tmp_path):
     assert slow == active
 
 
-def test_plants_that_do_not_exist_are_refused():
+def test_invalid_plants_are_rejected():
     with pytest.raises(ValueError, match="unknown plant"):
         Plant("gremlins")
     with pytest.raises(ValueError, match="cannot be limited"):
         Plant("no_overlap", when=When(every=2))
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(tmp_path, healthy):
+def test_only_the_same_seed_gives_the_same_bytes(tmp_path, healthy):
     again = generate(SHORT, tmp_path / "again")
     other = generate(replace(SHORT, seed=1), tmp_path / "other")
     for rank, path in healthy.files.items():
@@ -185,7 +185,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(tmp_path, h
         assert Path(path).read_bytes() != Path(other.files[rank]).read_bytes()
 
 
-def test_a_trace_has_what_kineto_writes(healthy):
+def test_a_trace_has_the_contents_of_a_kineto_trace(healthy):
     trace = load(healthy, 3)
     assert trace["distributedInfo"]["rank"] == 3
     assert trace["distributedInfo"]["world_size"] == 4
@@ -221,7 +221,7 @@ def test_streams_run_one_kernel_at_a_time(late):
                 assert start + duration <= following + 0.002
 
 
-def test_clocks_shift_and_stretch_the_trace_and_nothing_else(tmp_path):
+def test_clocks_only_shift_and_stretch_the_trace(tmp_path):
     clocks = (HostClock(), HostClock(offset_ns=3_000_000_000, drift_ppm=100.0))
     config = replace(SHORT, hosts=(2, 2), clocks=clocks)
     truth = generate(config, tmp_path)
@@ -275,7 +275,7 @@ def test_a_host_that_never_waits_runs_ahead_until_the_queue_is_full():
 
 
 @pytest.mark.parametrize("letter", LETTERS)
-def test_cases_have_the_culprit_that_they_name(letter):
+def test_the_culprit_of_a_case_arrives_last(letter):
     made = case(letter, world_size=4)
     collectives = [c for c in simulate(made.config).collectives if c.step >= 0]
     if made.culprit is None:
@@ -287,7 +287,7 @@ def test_cases_have_the_culprit_that_they_name(letter):
     assert set(last[position::per_step]) == {made.culprit}
 
 
-def test_all_cases_are_named_apart_and_spare_the_culprit():
+def test_all_cases_have_unique_names_and_a_trace_of_the_culprit():
     cases = list(all_cases())
     assert len({made.name for made in cases}) == len(cases) > 100
     assert all(made.culprit not in made.config.missing_ranks for made in cases)
@@ -313,7 +313,7 @@ def test_gloo_traces_show_issue_times_on_the_training_thread(gloo):
         assert {event["tid"] for event in complete(trace, "cpu_op")} == {41000 + rank}
 
 
-def test_gloo_events_last_until_the_end_and_two_run_at_a_time(gloo):
+def test_gloo_events_last_until_the_end_on_two_threads(gloo):
     for rank in range(4):
         trace = load(gloo, rank)
         events = [e for e in complete(trace, "user_annotation") if e["name"] == "gloo:all_reduce"]
@@ -337,13 +337,13 @@ def test_gloo_breakdown_adds_up_and_the_busy_rank_does_not_wait(gloo):
     assert gloo.plants[0].cost_us_per_step == pytest.approx(20_000.0, rel=0.05)
 
 
-def test_causes_on_an_accelerator_are_refused_on_cpus():
+def test_accelerator_causes_are_rejected_on_cpus():
     with pytest.raises(ValueError, match="needs an accelerator"):
         cpu_job(plants=(Plant("slow_h2d", ranks=(0,), ms=1.0),))
 
 
 @pytest.mark.parametrize("kind", sorted({*RANK_PLANTS, *JOB_PLANTS} - {"slow_h2d", "device_sync_item"}))
-def test_every_other_cause_runs_on_cpus(kind):
+def test_all_other_causes_work_on_cpus(kind):
     plant = Plant(kind, ranks=(1,), ms=5.0, factor=3.0, count=64)
     job = cpu_job(steps=2, accumulation=2)
     assert step_us(replace(job, plants=(plant,))) > 1.02 * step_us(job)

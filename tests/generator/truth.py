@@ -1,8 +1,7 @@
-"""From a configuration to trace files and their truth, in plain data. All times are on the true clock.
+"""Generates trace files and their ground truth from a configuration. All times are on the true clock.
 
-The breakdown follows one rule: each instant of a step belongs to the first part of :data:`PRIORITY` that is
-active on the rank, and to ``host`` where none is. Compute, copies and collectives are the accelerator's; the
-rest the host's.
+In the breakdown, each instant of a step belongs to the first part of :data:`PRIORITY` that is active on the rank, or to ``host`` if none
+is. Compute, copies and collectives are on the accelerator, the other parts on the host.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ PARTS = (*PRIORITY, "other")
 
 @dataclass(frozen=True)
 class CollectiveTruth:
-    """One collective; lists have one entry per member, in the order of ``ranks`` (all ranks: of the rank)."""
+    """A collective. Lists have one entry per member, in the order of ``ranks``."""
 
     group: str
     """"Process Group Name"."""
@@ -40,7 +39,7 @@ class CollectiveTruth:
     end_us: list[float]
     last_rank: int
     transfer_us: float
-    """Common end (without the ranks' end jitter: the earliest end) minus the last arrival."""
+    """Common end minus the last arrival. The common end is the earliest end, which has no jitter."""
 
     @property
     def wait_us(self) -> list[float]:
@@ -50,7 +49,7 @@ class CollectiveTruth:
 
 @dataclass(frozen=True)
 class StepTruth:
-    """One step. ``breakdown_us[rank][part]`` adds up to ``end_us[rank] - start_us[rank]``."""
+    """A step. ``breakdown_us[rank]`` adds up to ``end_us[rank] - start_us[rank]``."""
 
     index: int
     start_us: list[float]
@@ -60,28 +59,28 @@ class StepTruth:
 
 @dataclass(frozen=True)
 class PlantTruth:
-    """One planted cause, and the job without it (the same seed, the same jitter)."""
+    """A planted cause, and the step time of the job without it, with the same seed and jitter."""
 
     index: int
     kind: str
     ranks: list[int]
-    """The culprits; empty: all."""
+    """The ranks that have it; empty: all."""
     plant: dict[str, Any]
     active_steps: list[int]
     step_us_without: list[float]
     cost_us_per_step: float
-    """Mean over all recorded steps of the step time with it minus the step time without it."""
+    """Step time with the cause minus step time without it, mean over all recorded steps."""
     share: float
     """That cost as a share of the mean step time."""
 
 
 @dataclass(frozen=True)
 class Truth:
-    """All that is known about a generated job."""
+    """The ground truth of a generated job."""
 
     config: Config
     files: dict[int, str]
-    """Rank -> path of its trace."""
+    """Paths of the traces by rank."""
     host_of: list[int]
     offset_ns: list[int]
     """Per host."""
@@ -98,22 +97,24 @@ class Truth:
         return sum(self.step_us) / len(self.step_us)
 
     def wait_caused_us(self) -> list[float]:
-        """Per rank: the wait of all others in those collectives of recorded steps to which it came last."""
+        """Per rank: total wait of all other ranks in the recorded collectives at which it arrived last."""
         caused = [0.0] * self.config.world_size
         for collective in self.collectives:
             caused[collective.last_rank] += sum(collective.wait_us)
         return caused
 
 
-def tell(simulation: Simulation, config: Config, files: dict[int, str]) -> Truth:
-    """The truth of ``simulation``; simulates the job again without each plant, and without all."""
+def ground_truth(simulation: Simulation, config: Config, files: dict[int, str]) -> Truth:
+    """The ground truth of ``simulation``. Simulates the job again without each plant, and without all plants."""
     clocks = [config.clocks[h] if h < len(config.clocks) else None for h in range(len(config.host_sizes()))]
     step_us = simulation.step_us()
-    alone = [simulate(without(config, index), record=False).step_us() for index in range(len(config.plants))]
+    without_each = [
+        simulate(without(config, index), record=False).step_us() for index in range(len(config.plants))
+    ]
     if len(config.plants) < 2:
-        none = alone[0] if alone else step_us
+        without_any = without_each[0] if without_each else step_us
     else:
-        none = simulate(replace(config, plants=()), record=False).step_us()
+        without_any = simulate(replace(config, plants=()), record=False).step_us()
     return Truth(
         config=config,
         files=files,
@@ -122,9 +123,9 @@ def tell(simulation: Simulation, config: Config, files: dict[int, str]) -> Truth
         drift_ppm=[clock.drift_ppm if clock else 0.0 for clock in clocks],
         steps=_steps(simulation),
         collectives=[_collective(c) for c in simulation.collectives if c.step >= 0],
-        plants=[_plant(config, index, step_us, alone[index]) for index in range(len(config.plants))],
+        plants=[_plant(config, index, step_us, without_each[index]) for index in range(len(config.plants))],
         step_us=step_us,
-        step_us_without_any=none,
+        step_us_without_any=without_any,
     )
 
 
@@ -167,9 +168,9 @@ def _steps(simulation: Simulation) -> list[StepTruth]:
 
 
 def breakdown(activities: list[Activity], boundaries_us: list[float]) -> list[dict[str, float]]:
-    """Splits the time between consecutive boundaries by :data:`PRIORITY`: microseconds per part and step.
+    """Microseconds per part and step between consecutive boundaries, split by :data:`PRIORITY`.
 
-    A sweep over the starts and ends of all activities with a count of the open ones per part.
+    Sweeps over the starts and ends of all activities and counts the active ones per part.
     """
     level = {part: index for index, part in enumerate(PRIORITY)}
     changes = [(start, level[part], 1) for part, start, _ in activities]
@@ -210,9 +211,7 @@ def _plant(config: Config, index: int, step_us: list[float], without_us: list[fl
 
 
 def generate(config: Config, directory: str | os.PathLike[str]) -> Truth:
-    """Writes one trace per rank that is not missing into ``directory`` (made if absent) and returns the
-    truth.
-    """
+    """Write a trace per rank, except missing ranks, into ``directory``, which is created. Returns the ground truth."""
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     simulation = simulate(config)
@@ -221,4 +220,4 @@ def generate(config: Config, directory: str | os.PathLike[str]) -> Truth:
         for program in simulation.programs
         if program.machine.rank not in config.missing_ranks
     }
-    return tell(simulation, config, files)
+    return ground_truth(simulation, config, files)

@@ -102,7 +102,9 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def steps(folder: Path) -> int:
-    return max((each["done"] for each in restarts.noted(folder / "job") if each["what"] == "step"), default=0)
+    return max(
+        (each["done"] for each in restarts.records(folder / "job") if each["what"] == "step"), default=0
+    )
 
 
 ELASTIC = plan(allowed=3, steps=900, every=20, step_ms=20, timeout_s=20, world=1)
@@ -127,7 +129,7 @@ def test_a_job_that_shrinks(tmp_path: Path, how: str) -> None:
     with agents(tmp_path, ELASTIC) as start:
         both = start(), start()
         until(lambda: steps(tmp_path) >= 50, within_s=60)
-        assert len(restarts.noted(tmp_path / "job")) > 50
+        assert len(restarts.records(tmp_path / "job")) > 50
         gone = both[1]
         if how == "SIGKILL":
             kill(gone)
@@ -141,7 +143,7 @@ def test_a_job_that_shrinks(tmp_path: Path, how: str) -> None:
 def told(tmp_path: Path, sizes: list[int], ended: str, *runs: Path) -> dict[str, Any]:
     """The facts of a run of two attempts with so many ranks, the first of which ended so, as the job has noted them; ``runs``: its run
     directories, if these are not the usual one."""
-    noted = restarts.noted(tmp_path / "job")
+    noted = restarts.records(tmp_path / "job")
     (first, second) = restarts.attempts_of(
         tmp_path / "job", {each["pid"]: 0 for each in noted if "pid" in each}
     )

@@ -1,5 +1,5 @@
-"""The net under the analysis: what it says today of many jobs, frozen, and one command that compares.
+"""Regression net of the analysis: frozen diagnoses of many jobs, and a command that compares them with the current ones.
 
-``python -m tests.net`` diagnoses recorded, public and generated jobs and shows each place where a diagnosis differs from
-the frozen one. It tells that something changed, never that it was right: that is for the tests that know the truth.
+``python -m tests.net`` diagnoses recorded, public and generated jobs and shows each difference from the frozen diagnoses. It shows
+that something changed, not whether it is right; that is checked by the tests with known ground truth.
 """

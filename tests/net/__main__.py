@@ -17,11 +17,11 @@ from .answers import NOTHING, Difference, answer_or_crash, differences, freeze, 
 from .cases import GROUPS
 
 SHOWN = 12
-"""Differences that are printed of one case."""
+"""Maximum number of differences printed per case."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare or freeze; 1 where something differs or a case fails."""
+    """Compare or freeze. Returns 1 if something differs or a case fails."""
     parser = argparse.ArgumentParser(prog="python -m tests.net", description=__doc__)
     parser.add_argument("pattern", nargs="?", default="", help="cases whose name contains this")
     parser.add_argument(
@@ -51,14 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name, found in _compared(group, answers, chosen.pattern):
                 count += len(found)
                 wrong += 1
-                _print(f"{group}/{name}", found, len(found) if chosen.all else SHOWN)
+                _print_differences(f"{group}/{name}", found, len(found) if chosen.all else SHOWN)
     said = f"{wrong} failed" if chosen.freeze else f"{count} differences in {wrong} cases"
     print(f"{cases} cases, {said}, {time.monotonic() - began_s:.0f} s")
     return 1 if wrong else 0
 
 
 def _compared(group: str, answers: dict[str, Any], pattern: str) -> Iterator[tuple[str, list[Difference]]]:
-    """Each case that differs, with its differences."""
+    """Yields (case, its differences) for each case that differs."""
     before = {name: old for name, old in frozen(group).items() if pattern in name}
     for name in sorted(before.keys() | answers):
         found = list(differences(before.get(name, NOTHING), answers.get(name, NOTHING)))
@@ -67,8 +67,7 @@ def _compared(group: str, answers: dict[str, Any], pattern: str) -> Iterator[tup
 
 
 def _freeze(group: str, answers: dict[str, Any], pattern: str) -> int:
-    """Write the answers beside those of the cases that were not chosen; returns how many crashed, and then writes
-    nothing."""
+    """Write the answers, and keep those of the cases that were not chosen. If cases crashed, writes nothing and returns their number."""
     crashed = {name: given["crash"] for name, given in answers.items() if "crash" in given}
     for name, crash in crashed.items():
         print(f"{group}/{name}: {crash}")
@@ -79,12 +78,12 @@ def _freeze(group: str, answers: dict[str, Any], pattern: str) -> int:
     return len(crashed)
 
 
-def _print(case: str, found: list[Difference], most: int) -> None:
+def _print_differences(case: str, found: list[Difference], limit: int) -> None:
     print(f"{case}: {len(found)} differences")
-    for difference in found[:most]:
+    for difference in found[:limit]:
         print(f"  {difference}")
-    if len(found) > most:
-        print(f"  and {len(found) - most} more, see --all")
+    if len(found) > limit:
+        print(f"  and {len(found) - limit} more, see --all")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the analysis says of a case, without what another run, machine or version would say otherwise; and where two answers differ."""
+"""Answers of the analysis to a case, without what depends on the run, machine or version; and the differences of two answers."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .cases import GROUPS
 FROZEN = Path(__file__).parent / "frozen"
 DIGITS = 9
 INPUT = "{input}"
-"""Stands for the path that was analysed."""
+"""Replaces the analysed path."""
 
 
 def answer(group: str, name: str) -> dict[str, Any]:
-    """``diagnosis.json`` of a case, or ``{"error": sentence}`` where the analysis refuses it.
+    """``diagnosis.json`` of a case, or ``{"error": sentence}`` if the analysis refuses it.
 
-    Left out are the version of ddpdoctor, the time of the analysis, where this machine has a repository, and whether the job's
-    processes are known to be gone, which only the machine where it ran knows; the path that was analysed is replaced wherever it occurs.
-    All else stays, among it hosts, times and paths that were recorded.
+    Without the version of ddpdoctor, the time of the analysis, the folder in the repository, and how the job ended, which only the
+    machine on which it ran can tell. The analysed path is replaced wherever it occurs. All else is kept, including recorded hosts,
+    times and paths.
     """
     with tempfile.TemporaryDirectory(prefix="net") as folder:
-        place = GROUPS[group].lay_out(name, Path(folder))
+        place = GROUPS[group].make(name, Path(folder))
         try:
             diagnosis = analyze(str(place), Options(cache=False, jobs=1))
         except DdpDoctorError as error:
@@ -42,29 +42,29 @@ def answer(group: str, name: str) -> dict[str, Any]:
     document["job"]["versions"].pop("ddpdoctor", None)
     document["job"].pop("folder_in_repository")
     document["job"].pop("end")
-    return _plain(document, str(place))
+    return _normalised(document, str(place))
 
 
 def answer_or_crash(group: str, name: str) -> dict[str, Any]:
-    """The same; a crash of the analysis is an answer as well, which is never frozen."""
+    """Like :func:`answer`, or ``{"crash": traceback}`` if the analysis crashes. Crashes are never frozen."""
     try:
         return answer(group, name)
     except Exception:
         return {"crash": traceback.format_exc()}
 
 
-def _plain(value: Any, place: str) -> Any:
+def _normalised(value: Any, place: str) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(item, place) for key, item in value.items()}
+        return {key: _normalised(item, place) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item, place) for item in value]
+        return [_normalised(item, place) for item in value]
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     return value.replace(place, INPUT) if isinstance(value, str) else value
 
 
 def frozen(group: str) -> dict[str, Any]:
-    """The frozen answers of a group by name of the case; none where nothing was frozen."""
+    """The frozen answers of a group by case; {} if nothing was frozen."""
     file = _file(group)
     if not file.exists():
         return {}
@@ -73,7 +73,7 @@ def frozen(group: str) -> dict[str, Any]:
 
 
 def freeze(group: str, answers: dict[str, Any]) -> Path:
-    """Write the answers of a group, one case a line; returns the file."""
+    """Write the answers of a group, one case per line. Returns the file."""
     file = _file(group)
     file.parent.mkdir(exist_ok=True)
     compact = {"separators": (",", ":"), "ensure_ascii": False}
@@ -87,25 +87,25 @@ def _file(group: str) -> Path:
 
 
 RELATIVE, ABSOLUTE = 1e-6, 1e-12
-"""Floats this near are the same: a sum in another order rounds otherwise. All else is compared exactly."""
+"""Tolerances of floats, because a sum in another order is rounded differently. All else is compared exactly."""
 NOTHING = "(nothing)"
-LONGEST = 160
+MAX_LENGTH = 160
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One place of a document. ``path`` is such as ``findings[0].where[1].line``; empty: the whole."""
+    """A difference at one place of a document. ``path``: such as ``findings[0].where[1].line``; empty for the whole document."""
 
     path: str
     old: Any
     new: Any
 
     def __str__(self) -> str:
-        return f"{self.path or 'all of it'}: {_shown(self.old)} → {_shown(self.new)}"
+        return f"{self.path or 'all of it'}: {_shortened(self.old)} → {_shortened(self.new)}"
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[Difference]:
-    """All places where ``new`` is not what ``old`` was; :data:`NOTHING` stands for what only one of them has."""
+    """Yields all differences between ``old`` and ``new``. :data:`NOTHING` represents a value that one of them lacks."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(key for key in new if key not in old)]:
             inner = f"{path}.{key}" if path else key
@@ -116,16 +116,16 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[Difference]:
         for number in range(max(len(old), len(new))):
             pair = [side[number] if number < len(side) else NOTHING for side in (old, new)]
             yield from differences(*pair, f"{path}[{number}]")
-    elif not _same(old, new):
+    elif not _is_same(old, new):
         yield Difference(path, old, new)
 
 
-def _same(old: Any, new: Any) -> bool:
+def _is_same(old: Any, new: Any) -> bool:
     if type(old) is float and type(new) is float:
         return math.isclose(old, new, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
     return type(old) is type(new) and old == new
 
 
-def _shown(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = value if value is NOTHING else repr(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return text if len(text) <= MAX_LENGTH else f"{text[:MAX_LENGTH]}…"

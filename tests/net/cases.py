@@ -1,4 +1,4 @@
-"""The cases by group: what each is called, and how to lay out what is to be analysed."""
+"""The cases by group: their names, and how to make their input."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ RUNS = Path(__file__).parent / "runs"
 
 @dataclass(frozen=True)
 class Group:
-    """Cases of one origin. ``lay_out(name, folder)`` may write to the folder, and returns what is to be analysed."""
+    """Cases of one origin. ``make(name, folder)`` returns the path to analyse; it may write to ``folder``."""
 
     names: Callable[[], list[str]]
-    lay_out: Callable[[str, Path], Path]
+    make: Callable[[str, Path], Path]
     place: Path | None = None
-    """Where the cases lie; the group is left out where that is absent. None: they are made."""
+    """Folder of the cases; the group is skipped if it does not exist. None: the cases are generated."""
 
 
 def _fixtures() -> list[str]:
@@ -34,7 +34,7 @@ def _fixtures() -> list[str]:
 
 
 def _traces() -> list[str]:
-    """Each folder with files in it, and each broken or odd file by itself."""
+    """Each folder that contains files, and each file of its own case: odd files and tables."""
     files = [path for path in TRACES.rglob("*") if path.is_file() and path.parent != TRACES]
     odd = [path for path in files if path.parent.name == "odd"]
     tables = [path for path in files if path.suffix == ".parquet"]
@@ -47,8 +47,8 @@ def _runs() -> list[str]:
     return sorted(path.name.removesuffix(".tar.xz") for path in RUNS.glob("*.tar.xz"))
 
 
-def _unpacked(name: str, folder: Path) -> Path:
-    """The run directory as it was recorded: its traces lie plain in the archive, see :func:`tests.net.record.pack`."""
+def _unpack_run(name: str, folder: Path) -> Path:
+    """The run directory as it was recorded. Its traces are uncompressed in the archive, see :func:`tests.net.record.pack`."""
     run = folder / "run"
     with lzma.open(RUNS / f"{name}.tar.xz") as packed, tarfile.open(fileobj=packed) as archive:
         unpack(archive, run)
@@ -62,5 +62,5 @@ GROUPS = {
     "fixtures": Group(_fixtures, lambda name, folder: FIXTURES / name, FIXTURES),
     "traces": Group(_traces, lambda name, folder: TRACES / name, TRACES),
     "generated": Group(generated.names, generated.make),
-    "runs": Group(_runs, _unpacked, RUNS),
+    "runs": Group(_runs, _unpack_run, RUNS),
 }

@@ -1,6 +1,6 @@
-"""Two hundred jobs drawn from fixed seeds: a hundred as profiler traces, a hundred as run directories with step logs.
+"""Two hundred jobs drawn from fixed seeds: 100 as profiler traces, 100 as run directories with step logs.
 
-The kinds of planted cause take turns, so that each occurs on devices and on CPUs; everything else is drawn.
+The kinds of planted causes alternate, so that each occurs on devices and on CPUs. Everything else is random.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from tests.measure.recorded import plant as extra_of
 from tests.measure.recorded import record as record_by_hand
 
 TRACES, RUNS, LOGS = 100, 66, 34
-"""Cases of each kind: profiler traces, run directories of the generator, step logs of whole epochs."""
+"""Numbers of cases: profiler traces, run directories of the generator, step logs of whole epochs."""
 KINDS = ("healthy", *RANK_PLANTS, *JOB_PLANTS)
 EXTRAS = ("data", "forward", "backward", "optimizer", "host", "gc", "save")
-"""What a rank of a job of whole epochs may do longer."""
+"""Work that may take longer on a rank in a job of whole epochs."""
 
 
 def names() -> list[str]:
-    """Names of all cases; each holds all that the case follows from."""
+    """Names of all cases. A case is determined by its name."""
     traces = [f"trace-{number:03}-{_kind(number)}" for number in range(TRACES)]
     runs = [f"run-{number:03}-{_kind(number)}" for number in range(RUNS)]
     return traces + runs + [f"log-{number:03}" for number in range(LOGS)]
 
 
 def make(name: str, folder: Path) -> Path:
-    """Write the case; returns what is to be analysed."""
+    """Write the case. Returns the path to analyse."""
     form, number = name.split("-")[:2]
     rng = random.Random(f"net {form} {number}")
     place = folder / form
     if form == "trace":
-        generate(_traced(int(number), rng), place)
+        generate(_trace_config(int(number), rng), place)
     elif form == "run":
-        config = _recorded(int(number), rng)
+        config = _run_config(int(number), rng)
         generate_run(config, place)
         if rng.random() < 0.6:
             for trace in place.glob("ranks/*/trace.json.gz"):
@@ -48,7 +48,7 @@ def make(name: str, folder: Path) -> Path:
         elif config.world_size > 1 and rng.random() < 0.3:
             shutil.rmtree(place / "ranks" / "00000")
     else:
-        job = _epochs(rng)
+        job = _epoch_job(rng)
         record_by_hand(place, job, missing=(job.world - 1,) if job.world > 1 and rng.random() < 0.1 else ())
     return place
 
@@ -58,13 +58,13 @@ def _kind(number: int) -> str:
 
 
 def _on_cpu(number: int, first: int) -> bool:
-    """Each kind comes on CPUs and on devices in turn, where it can; ``first`` is the round that is on CPUs."""
+    """Whether the case is on CPUs. Kinds that can alternate between CPUs and devices; ``first``: the parity of rounds on CPUs."""
     kind = _kind(number)
     return kind not in ACCELERATOR_PLANTS and (number // len(KINDS)) % 2 == first
 
 
-def _job(number: int, rng: random.Random, *, first_on_cpu: int, **changes: Any) -> Config:
-    """The shape of a job, with its planted cause and now and then a second one."""
+def _base_config(number: int, rng: random.Random, *, first_on_cpu: int, **changes: Any) -> Config:
+    """The configuration of a job, with its planted cause and sometimes a second one."""
     kind, on_cpu = _kind(number), _on_cpu(number, first_on_cpu)
     world = rng.choice((1, 2, 2, 3, 4, 4, 4, 6, 8))
     forward_us = rng.uniform(1500.0, 6000.0)
@@ -93,7 +93,7 @@ def _job(number: int, rng: random.Random, *, first_on_cpu: int, **changes: Any) 
 
 
 def _plant(kind: str, config: Config, rng: random.Random) -> Plant:
-    of_ranks = kind in RANK_PLANTS
+    has_ranks = kind in RANK_PLANTS
     ranks = tuple(
         sorted(rng.sample(range(config.world_size), rng.choice((1, 1, 1, min(2, config.world_size)))))
     )
@@ -105,9 +105,9 @@ def _plant(kind: str, config: Config, rng: random.Random) -> Plant:
         )
     return Plant(
         kind,
-        ranks=ranks if of_ranks else (),
+        ranks=ranks if has_ranks else (),
         ms=rng.uniform(1.0, 12.0),
-        factor=rng.uniform(1.3, 2.5) if of_ranks else rng.uniform(2.0, 6.0),
+        factor=rng.uniform(1.3, 2.5) if has_ranks else rng.uniform(2.0, 6.0),
         count=rng.choice((2, 4, 8, 16)),
         position=rng.uniform(0.1, 0.9),
         drain=rng.random() < 0.8,
@@ -115,9 +115,11 @@ def _plant(kind: str, config: Config, rng: random.Random) -> Plant:
     )
 
 
-def _traced(number: int, rng: random.Random) -> Config:
-    """A job as profiler traces, which may have lost something."""
-    config = _job(number, rng, first_on_cpu=1, steps=rng.randint(3, 6), include_seq=rng.random() < 0.7)
+def _trace_config(number: int, rng: random.Random) -> Config:
+    """A job recorded as profiler traces, which may be incomplete."""
+    config = _base_config(
+        number, rng, first_on_cpu=1, steps=rng.randint(3, 6), include_seq=rng.random() < 0.7
+    )
     world, flaw = config.world_size, rng.random()
     if flaw < 0.08:
         config = replace(config, dropped_event_fraction=0.05)
@@ -136,13 +138,15 @@ def _traced(number: int, rng: random.Random) -> Config:
     return config
 
 
-def _recorded(number: int, rng: random.Random) -> Config:
-    """A job as a run directory: steps before the profiler window are in the logs alone."""
-    return _job(number, rng, first_on_cpu=0, steps=rng.randint(2, 3), warmup_steps=rng.choice((16, 24, 40)))
+def _run_config(number: int, rng: random.Random) -> Config:
+    """A job recorded as a run directory. Steps before the profiler window are only in the logs."""
+    return _base_config(
+        number, rng, first_on_cpu=0, steps=rng.randint(2, 3), warmup_steps=rng.choice((16, 24, 40))
+    )
 
 
-def _epochs(rng: random.Random) -> Job:
-    """A job on CPUs of one or more epochs: evaluations, new workers, metrics, barriers, sharded parameters."""
+def _epoch_job(rng: random.Random) -> Job:
+    """A job on CPUs with one or more epochs: evaluations, new workers, metrics, barriers, sharded parameters."""
     world = rng.choice((1, 2, 2, 3, 4, 4, 8))
     job = Job(
         world=world,

@@ -23,13 +23,13 @@ from tests.exam.real.record import JOB_S, REPOSITORY, RUN, run
 
 RUNS = Path(__file__).parent / "runs"
 STEPS = 60
-"""Enough for a cause that comes every tenth step to come five times after the warm-up."""
+"""Enough for a cause in every tenth step to occur five times after the warm-up."""
 WINDOW = "20:22"
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One run to record: its name, a kind of fault or a trap of the exam, and what the job looks like."""
+    """A run to record. ``of``: a kind of fault or a trap of the exam."""
 
     name: str
     of: str
@@ -64,7 +64,7 @@ RECORDINGS = (
 
 
 def main() -> int:
-    """Record what is chosen; each run replaces the one of its name."""
+    """Record the chosen runs. Each replaces the run of the same name."""
     parser = argparse.ArgumentParser(prog="python -m tests.net.record", description=__doc__)
     parser.add_argument("pattern", nargs="?", default="", help="runs whose name contains this")
     chosen = parser.parse_args()
@@ -80,11 +80,11 @@ def main() -> int:
 
 
 def record(recording: Recording, folder: Path) -> Path:
-    """The run directory of the job, run under the real command line. Raises RuntimeError where the job fails."""
+    """Run the job under the real command line. Returns its run directory. Raises RuntimeError if the job fails."""
     trap = TRAPS.get(recording.of)
     asked = trap or Asked(recording.of, recording.shape, spawned=recording.spawned)
     drawn = program(1, folder / "job", asked)
-    twin.run(folder / "job", drawn.world, JOB_S)  # which decides how much of the fault is how long
+    twin.run(folder / "job", drawn.world, JOB_S)  # determines the amount of the fault
     plan = folder / "job" / "plan.json"
     plan.write_text(json.dumps(json.loads(plan.read_text()) | {"steps": STEPS}))
     run(drawn, folder, ["--profile-steps", WINDOW] if recording.profiled else ["--no-profile"])
@@ -92,8 +92,8 @@ def record(recording: Recording, folder: Path) -> Path:
 
 
 def pack(run: Path, file: Path, folder: Path) -> None:
-    """The run as one archive, without names and paths of this machine. Traces lie in it plain, as xz packs them
-    better than what gzip has packed."""
+    """Write the run to an archive without names and paths of this machine. Traces are stored uncompressed, because xz compresses them
+    better than gzip data."""
     names = {
         str(folder): "/home/user/job",
         str(REPOSITORY): "/home/user/ddpdoctor",

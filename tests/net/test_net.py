@@ -1,4 +1,4 @@
-"""A small part of the net, and that it catches: ``make net`` compares all cases."""
+"""A small part of the regression net, and that it finds differences. ``make net`` compares all cases."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def test_a_case_gets_its_frozen_answer(group, name):
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_case_was_frozen_and_none_that_is_gone(group):
+def test_exactly_the_existing_cases_are_frozen(group):
     place = GROUPS[group].place
     if place is not None and not place.is_dir():
         pytest.skip("the cases are not here")
     assert frozen(group).keys() == set(GROUPS[group].names())
 
 
-def test_a_difference_anywhere_is_found_with_its_place():
+def test_each_difference_is_found_with_its_path():
     old = frozen("fixtures")["barrier"]
     new = copy.deepcopy(old)
     new["findings"][0]["where"][0]["line"] += 1
@@ -46,7 +46,7 @@ def test_a_difference_anywhere_is_found_with_its_place():
     ]
 
 
-def test_floats_may_be_rounded_otherwise_and_nothing_else():
+def test_only_floats_may_differ_by_rounding():
     assert not list(differences({"a": [1.0, "x"]}, {"a": [1.0 + 1e-9, "x"]}))
     assert list(differences({"a": 1}, {"a": 1.0})) == [Difference("a", 1, 1.0)]
     assert list(differences({"a": None}, {})) == [Difference("a", None, NOTHING)]
@@ -54,7 +54,7 @@ def test_floats_may_be_rounded_otherwise_and_nothing_else():
 
 
 @pytest.mark.extended
-def test_the_command_tells_what_differs_and_where(tmp_path, monkeypatch, capsys):
+def test_the_command_prints_the_differences(tmp_path, monkeypatch, capsys):
     changed = frozen("fixtures")
     changed["healthy"]["healthy"] = False
     changed["gone"] = {"error": "no such case"}

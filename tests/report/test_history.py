@@ -110,18 +110,18 @@ def test_a_newest_run_that_did_not_complete_does_not_pass(state, word):
     stopped = msgspec.structs.replace(newest, facts={**newest.facts, "hang": {"state": state}})
     told = history([*before, (source, stopped)], last=5)
     (job,) = told.jobs
-    assert job.undecided == f"the newest run, {source}, {word}" and told.regression_percent() == 0.0
+    assert job.why_undecided == f"the newest run, {source}, {word}" and told.regression_percent() == 0.0
     shown = Console(file=io.StringIO(), width=80)
     print_history(told, shown)
     said = " ".join(shown.file.getvalue().split())
     assert f"The newest run, {source}, {word}. The newest run does not count as passed." in said
     assert "not clearly slower" not in said
-    assert history([(source, stopped), *[(name, run) for name, run in before]], last=5).jobs[0].undecided
-    assert history([(source, stopped)], last=5).jobs[0].undecided is None, (
+    assert history([(source, stopped), *[(name, run) for name, run in before]], last=5).jobs[0].why_undecided
+    assert history([(source, stopped)], last=5).jobs[0].why_undecided is None, (
         "there is nothing to compare it with"
     )
     later = dated(newest, 10**18)
-    assert history([*before, (source, stopped), ("later", later)], last=5).jobs[0].undecided is None
+    assert history([*before, (source, stopped), ("later", later)], last=5).jobs[0].why_undecided is None
 
 
 def test_the_history_is_in_all_outputs():
@@ -188,7 +188,7 @@ def test_a_newest_run_without_step_time_stays_the_newest_of_its_job():
     )
     told = history([*before, (source, newest)], last=5)
     (job,) = told.jobs
-    assert job.runs[-1].median_ms is None and job.undecided
+    assert job.runs[-1].median_ms is None and job.why_undecided
     assert (job.newest_percent, told.regression_percent()) == (None, None)
     shown = Console(file=io.StringIO(), width=80)
     print_history(told, shown)
@@ -202,11 +202,11 @@ def test_a_newest_run_that_is_still_running_gets_no_verdict():
     running = dated(newest, newest.job.started_ns, end="running")
     told = history([*before, (source, running)], last=5)
     (job,) = told.jobs
-    assert job.undecided == f"the newest run, {source}, is still running"
+    assert job.why_undecided == f"the newest run, {source}, is still running"
     assert not job.slower and told.regression_percent() is None
     over = dated(newest, newest.job.started_ns, end="cut off")
     (job,) = history([*before, (source, over)], last=5).jobs
-    assert job.slower and job.undecided == f"the newest run, {source}, was cut off"
+    assert job.slower and job.why_undecided == f"the newest run, {source}, was cut off"
 
 
 @pytest.mark.parametrize("step_ms", [50.0, 80.0])
@@ -216,7 +216,7 @@ def test_a_run_dated_in_the_future_is_noted_and_not_compared(step_ms):
     told = history([("later", future), *nightly([50.0] * 6 + [60.0])], last=5, now_ns=now_ns)
     (job,) = told.jobs
     assert job.runs[-1].source == "runs/7" and job.slower, "it does not hide a regression"
-    assert job.undecided == (
+    assert job.why_undecided == (
         "a run that may be newer and of this job cannot be compared: later is dated 1970-01-11, which is in the future"
     )
     assert told.notes == [
@@ -224,10 +224,10 @@ def test_a_run_dated_in_the_future_is_noted_and_not_compared(step_ms):
     ]
     soon = dated(run(9, step_ms)[1], now_ns + DAY_NS // 48)
     (job,) = history([("soon", soon), *nightly([50.0] * 7)], last=5, now_ns=now_ns).jobs
-    assert job.runs[-1].source == "soon" and job.undecided is None
+    assert job.runs[-1].source == "soon" and job.why_undecided is None
     other = dated(run(9, step_ms, world=4)[1], now_ns + 3 * DAY_NS)
     told = history([("later", other), *nightly([50.0] * 7)], last=5, now_ns=now_ns)
-    assert all(job.undecided is None for job in told.jobs), "it is of another job"
+    assert all(job.why_undecided is None for job in told.jobs), "it is of another job"
     (job,) = history([("later", future), ("latest", dated(future, 20 * DAY_NS))], last=5, now_ns=now_ns).jobs
     assert job.runs[-1].source == "latest", "of runs that are all dated so the last one is the newest"
 
@@ -237,7 +237,7 @@ def test_a_newer_unreadable_run_does_not_pass_for_jobs_it_may_be_of():
 
     def undecided(command, started_ns):
         unread = [Unread("bad", command, started_ns, "bad: no rank recorded a step")]
-        return [job.undecided for job in history(runs, 5, (), unread, now_ns=20 * DAY_NS).jobs]
+        return [job.why_undecided for job in history(runs, 5, (), unread, now_ns=20 * DAY_NS).jobs]
 
     train, other = ["torchrun", "/home/bob/train.py"], ["torchrun", "eval.py"]
     why = "a run that may be newer and of this job cannot be compared: bad: no rank recorded a step"
@@ -259,14 +259,14 @@ def test_a_newer_run_of_an_unknown_job_does_not_pass():
     )
     cut = msgspec.structs.replace(newest, job=job, facts={}, notes=["rank.json cannot be read"])
     told = history([*before, (source, cut)], last=5)
-    undecided = {job.job: job.undecided for job in told.jobs}
+    undecided = {job.job: job.why_undecided for job in told.jobs}
     assert undecided["train.py, 2 ranks, batch 32, H100"] == (
         "a run that may be newer and of this job cannot be compared: runs/7 does not identify its job"
     )
     assert told.notes == ["runs/7: rank.json cannot be read"]
     whole = dated(newest, 8 * DAY_NS, end="ended")
     told = history([*before, (source, cut), ("runs/8", whole)], last=5)
-    assert all(job.undecided is None for job in told.jobs), "a newer run was judged since"
+    assert all(job.why_undecided is None for job in told.jobs), "a newer run was judged since"
 
 
 NO_TIME = "a run that may be newer and of this job cannot be compared: {} has no start time"
@@ -276,17 +276,17 @@ def test_the_newest_of_runs_without_a_time_is_unknown():
     """Reports of profiler traces have no start time."""
     one, two = (dated(run(day, 50.0)[1], None) for day in (1, 2))
     (job,) = history([("one", one)], last=5).jobs
-    assert job.undecided is None, "it is the only one"
+    assert job.why_undecided is None, "it is the only one"
     (job,) = history([("one", one), ("two", two)], last=5).jobs
-    assert job.undecided == NO_TIME.format("two") and job.newest_percent is None
+    assert job.why_undecided == NO_TIME.format("two") and job.newest_percent is None
     (job,) = history([*nightly([50.0] * 3), ("one", one)], last=5).jobs
-    assert job.undecided == NO_TIME.format("one")
+    assert job.why_undecided == NO_TIME.format("one")
     unnamed = dated(run(1, 50.0)[1], None, command=[])
     told = history([*nightly([50.0] * 3), ("one", unnamed)], last=5)
-    assert "one does not identify its job" in str(told.jobs[-1].undecided), "it may be of any script"
+    assert "one does not identify its job" in str(told.jobs[-1].why_undecided), "it may be of any script"
     other = dated(run(1, 50.0, world=4)[1], None)
     told = history([*nightly([50.0] * 3), ("one", other)], last=5)
-    assert all(job.undecided is None for job in told.jobs), "it is of another job"
+    assert all(job.why_undecided is None for job in told.jobs), "it is of another job"
 
 
 def test_a_newer_run_without_step_logs_does_not_pass_for_its_script():
@@ -295,23 +295,23 @@ def test_a_newer_run_without_step_logs_does_not_pass_for_its_script():
     steps = msgspec.structs.replace(newest.steps, source="trace")
     job = msgspec.structs.replace(newest.job, end="ended", settings={"ddp": {"bucket_cap_mb": 25}})
     lost = msgspec.structs.replace(newest, job=job, steps=steps, facts={})
-    undecided = {job.job: job.undecided for job in history([*before, (source, lost)], last=5).jobs}
+    undecided = {job.job: job.why_undecided for job in history([*before, (source, lost)], last=5).jobs}
     assert undecided["train.py, 2 ranks, batch 32, H100"] == (
         "a run that may be newer and of this job cannot be compared: runs/7 does not identify its job"
     )
     without = msgspec.structs.replace(lost, steps=newest.steps)
     told = history([*before, (source, without)], last=5)
-    assert all(job.undecided is None for job in told.jobs), "it has no batch size: it is another job"
+    assert all(job.why_undecided is None for job in told.jobs), "it has no batch size: it is another job"
 
 
 def test_a_newer_run_of_an_unknown_script_does_not_pass_for_any_job():
     *before, (source, newest) = nightly([50.0] * 7)
     job = msgspec.structs.replace(newest.job, end="ended", command=[])
     unknown = msgspec.structs.replace(newest, job=job)
-    undecided = {job.job: job.undecided for job in history([*before, (source, unknown)], last=5).jobs}
+    undecided = {job.job: job.why_undecided for job in history([*before, (source, unknown)], last=5).jobs}
     assert undecided["train.py, 2 ranks, batch 32, H100"] == (
         "a run that may be newer and of this job cannot be compared: runs/7 does not identify its job"
     )
     later = ("runs/8", dated(newest, 8 * DAY_NS, end="ended", settings={"ddp": {"bucket_cap_mb": 25}}))
     told = history([*before, (source, unknown), later], last=5)
-    assert all(job.undecided is None for job in told.jobs), "a newer run was judged since"
+    assert all(job.why_undecided is None for job in told.jobs), "a newer run was judged since"

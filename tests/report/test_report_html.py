@@ -19,7 +19,7 @@ from ddpdoctor.diagnose.diagnosis import CheckedRule, Diagnosis, SkippedRule, Ve
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.report import read_diagnosis, render_html, to_json, write_html, write_json
 from ddpdoctor.report.compare import compare
-from ddpdoctor.report.html import NOTE, page
+from ddpdoctor.report.html import THINNED_NOTE, page
 from ddpdoctor.report.runs_output import render_comparison
 
 BYTES_MOST = 1_500_000
@@ -178,7 +178,7 @@ def test_a_large_report_contains_a_thinned_copy_with_a_note(tmp_path):
     copy = read_diagnosis(tmp_path / "report.html")
     assert copy.findings == diagnosis.findings and copy.ranks == diagnosis.ranks
     assert set(copy.series.ranks) >= {137, 300} and 0 < len(copy.series.ranks) < 512
-    assert NOTE in copy.notes and NOTE not in diagnosis.notes
+    assert THINNED_NOTE in copy.notes and THINNED_NOTE not in diagnosis.notes
 
 
 def test_infinities_become_null(tmp_path):

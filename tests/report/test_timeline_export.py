@@ -15,7 +15,7 @@ from ddpdoctor.measure.export import COLLECTIVES, EVENTS, STEPS
 from ddpdoctor.report.timeline_export import (
     chrome_trace,
     cut_steps,
-    steps_that_fit,
+    fitting_steps,
     write_tables,
     write_timeline,
 )
@@ -175,8 +175,8 @@ def test_cutting_keeps_events_of_the_chosen_steps():
 
 
 def test_long_runs_are_cut_to_neighbouring_steps_from_the_middle():
-    assert steps_that_fit(tables(100)) is None
-    first, last = steps_that_fit(tables(100), most=100)
+    assert fitting_steps(tables(100)) is None
+    first, last = fitting_steps(tables(100), max_slices=100)
     assert 40 < first < last < 60
     cut = cut_steps(tables(100), first, last)
     assert sum(map(len, cut.values())) <= 100

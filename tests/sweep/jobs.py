@@ -140,7 +140,7 @@ def drawn(part: float, seed: int) -> list[tuple[str, str]]:
 def read(origin: str, name: str) -> PreparedJob | None:
     """A case in memory; None where it is refused."""
     with tempfile.TemporaryDirectory(prefix="sweep") as folder:
-        place = GROUPS[origin].lay_out(name, Path(folder))
+        place = GROUPS[origin].make(name, Path(folder))
         try:
             return prepare([str(place)], OPTIONS)
         except DdpDoctorError:

@@ -21,7 +21,7 @@ from tests.report import samples
 
 
 def curve(run, name, of):
-    (found,) = [each for each in run.curves if (each.name, each.of) == (name, of)]
+    (found,) = [each for each in run.curves if (each.name, each.source) == (name, of)]
     return found
 
 
@@ -64,7 +64,7 @@ def test_many_ranks_and_long_runs_are_bounded():
         late_ms=[(row * 10)[:3000] for row in series.late_ms],
     )
     run = tracker_run(msgspec.structs.replace(diagnosis, series=long))
-    ranks = {each.of for each in run.curves}
+    ranks = {each.source for each in run.curves}
     assert {MEDIAN, MAXIMUM} < ranks
     assert len(ranks) == 16 + 2
     assert max(len(each.steps) for each in run.curves) <= 400
@@ -107,7 +107,7 @@ def test_anybodys_names_are_letters_for_a_tracker():
             *each.params,
             *each.metrics,
             *each.findings,
-            *(f"{curve.of}/{curve.name}" for curve in each.curves),
+            *(f"{curve.source}/{curve.name}" for curve in each.curves),
         ]
         assert all(re.fullmatch(r"[A-Za-z0-9_./ -]{1,200}", name) for name in names)
         assert not any(part in ("", ".", "..") for name in names for part in name.split("/"))

@@ -36,7 +36,7 @@ def test_the_run_is_there_with_metrics_verdict_and_report(tmp_path):
     assert diagnosis.verdict.headline[:20] in run.data.tags["mlflow.note.content"]
     for name, value in expected.metrics.items():
         assert run.data.metrics[name] == pytest.approx(value)
-    curve = next(each for each in expected.curves if each.name == "step_ms" and each.of == "rank_00001")
+    curve = next(each for each in expected.curves if each.name == "step_ms" and each.source == "rank_00001")
     history = client.get_metric_history(run.info.run_id, "rank_00001/step_ms")
     assert [(each.step, each.value) for each in sorted(history, key=lambda each: each.step)] == [
         *zip(curve.steps, curve.values, strict=True)

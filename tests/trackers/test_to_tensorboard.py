@@ -31,7 +31,7 @@ def test_each_rank_is_a_run_with_its_steps(tmp_path):
     run = tracker_run(samples.unhealthy())
     files = write_tensorboard(run, tmp_path)
     for curve in run.curves:
-        scalars = read(tmp_path / run.name / curve.of).Scalars(curve.name)
+        scalars = read(tmp_path / run.name / curve.source).Scalars(curve.name)
         assert [each.step for each in scalars] == curve.steps
         assert [each.value for each in scalars] == pytest.approx(curve.values)
     top = read(tmp_path / run.name)

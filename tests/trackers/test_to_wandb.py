@@ -62,9 +62,11 @@ def test_the_run_is_there_with_history_summary_verdict_and_report(tmp_path):
     config = items(run.config.update)
     assert {name: config[name] for name in expected.params} == expected.params
     rows = [items(each.history.item) for each in found if each.WhichOneof("record_type") == "history"]
-    curve = next(each for each in expected.curves if each.name == "step_ms" and each.of == "rank_00001")
+    curve = next(each for each in expected.curves if each.name == "step_ms" and each.source == "rank_00001")
     here = {
-        row["_step"]: row[f"{curve.of}/{curve.name}"] for row in rows if f"{curve.of}/{curve.name}" in row
+        row["_step"]: row[f"{curve.source}/{curve.name}"]
+        for row in rows
+        if f"{curve.source}/{curve.name}" in row
     }
     assert list(here) == curve.steps
     assert list(here.values()) == pytest.approx(curve.values)

@@ -1,5 +1,5 @@
-"""Charts as geometry: percentages, pixels and path data that the templates place into inline SVG.
+"""Computes the geometry of charts: percentages, pixels and path data, which the templates place into inline SVG.
 
-They need no JavaScript, so they also work on paper and in mail clients. Coordinates along the width are percentages and text keeps
-its size, so that the same drawing fits wide and narrow screens.
+The charts need no JavaScript, so they also work in print and in mail clients. Horizontal coordinates are percentages and text has a
+fixed size, so that a chart fits wide and narrow screens.
 """

@@ -10,14 +10,14 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import BandwidthPoint, Diagnosis
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.scale import LEAST, Tick, finite_or_none, nice_ticks
+from ddpdoctor.report.charts.scale import NEGLIGIBLE, Tick, finite_or_none, nice_ticks
 
 OPERATIONS = 6
 HEIGHT = 180
 
 
 class Dot(msgspec.Struct, frozen=True):
-    """A point: per cent along the width, pixels from the top, read-out."""
+    """A point: x in per cent of the width, y in pixels from the top, tooltip."""
 
     x: float
     y: float
@@ -25,29 +25,29 @@ class Dot(msgspec.Struct, frozen=True):
 
 
 MIN_POINTS = 3
-"""Fewest points that are drawn as a chart."""
+"""Minimum number of points for a chart."""
 
 
 def bandwidth_data(diagnosis: Diagnosis) -> dict[str, list[BandwidthPoint]]:
-    """Points by operation, and by process group's size if there are several, smallest message first. At most :data:`OPERATIONS` lines,
-    ordered by total transfer time."""
+    """Points by operation, and by size of the process group if there are several, smallest message first. At most :data:`OPERATIONS`
+    lines, those with the largest total transfer time."""
     by_name: dict[str, list[BandwidthPoint]] = {}
-    measured = sorted(_measured(diagnosis), key=lambda point: point.bytes)
+    measured = sorted(_valid_points(diagnosis), key=lambda point: point.bytes)
     groups = {(point.operation, point.ranks, point.hosts) for point in measured}
-    several = Counter(operation for operation, *_ in groups)
+    groups_per_operation = Counter(operation for operation, *_ in groups)
     for point in measured:
         hosts = "" if point.hosts < 2 else f" on {point.hosts} hosts"
-        group = f", {point.ranks} ranks{hosts}" if several[point.operation] > 1 else ""
+        group = f", {point.ranks} ranks{hosts}" if groups_per_operation[point.operation] > 1 else ""
         by_name.setdefault(f"{point.operation}{group}", []).append(point)
     names = sorted(by_name, key=lambda name: -sum(p.count * p.transfer_ms for p in by_name[name]))
     return {name: by_name[name] for name in names[:OPERATIONS]}
 
 
-def _measured(diagnosis: Diagnosis) -> list[BandwidthPoint]:
+def _valid_points(diagnosis: Diagnosis) -> list[BandwidthPoint]:
     return [
         p
         for p in diagnosis.bandwidth
-        if p.bytes >= LEAST and math.isfinite(p.bus_gb_per_s) and p.bus_gb_per_s >= 0
+        if p.bytes >= NEGLIGIBLE and math.isfinite(p.bus_gb_per_s) and p.bus_gb_per_s >= 0
     ]
 
 
@@ -60,9 +60,9 @@ def point_words(name: str, point: BandwidthPoint) -> str:
 
 
 def bandwidth(diagnosis: Diagnosis) -> SimpleNamespace | None:
-    """Points on a logarithmic axis of bytes, and the same numbers as rows of a table; None if no transfer was measured. Points that are
-    too few to draw are sentences."""
-    points = _measured(diagnosis)
+    """A chart with a logarithmic axis of bytes, and the same numbers as a table; None if no transfer was measured. Fewer than
+    :data:`MIN_POINTS` points are shown as sentences."""
+    points = _valid_points(diagnosis)
     if not points:
         return None
     low = math.floor(math.log2(min(point.bytes for point in points)))

@@ -1,4 +1,4 @@
-"""Bars: where a step's time goes on each rank, potential savings per step, and the wall time of the whole run."""
+"""Bar charts: breakdown of the step time per rank, potential savings per step, and the wall time of the whole run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import msgspec
 from ddpdoctor.diagnose.diagnosis import Diagnosis, RankSummary, WaterfallBar
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.scale import LEAST, Tick, nice_ticks, percent_of
+from ddpdoctor.report.charts.scale import NEGLIGIBLE, Tick, nice_ticks, percent_of
 from ddpdoctor.report.charts.series import event_line, event_steps, notable_ranks, run_event
 
 ROWS = 16
-"""Most ranks with their own bars; if there are more, the others are averaged into one."""
+"""Maximum number of ranks with their own bars. If there are more, notable ranks have bars and the others are averaged."""
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A piece of a bar, in per cent of the longest bar."""
+    """A segment of a bar, in per cent of the longest bar."""
 
     part: str
     x: float
@@ -28,17 +28,17 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
-    """The bars, the parts that occur (for legend and table head), and what was averaged."""
+    """The bars, their parts (for legend and table head), and notes."""
 
     bars: list[tuple[str, str, dict[str, float]]]
-    """(label, detail, parts): milliseconds per step by part, or shares of the step. See :attr:`shares`."""
+    """(label, detail, value by part): milliseconds per step, or shares of the step if :attr:`shares`."""
     parts: list[str]
     shares: bool
     notes: list[str]
 
     @property
     def rows(self) -> list[SimpleNamespace]:
-        """The bars for the template: the sum of each, its segments, and a cell per part for the table, empty where it does not occur."""
+        """The bars for the template: sum, segments, and a table cell per part, empty for parts that do not occur."""
         show = words.percent if self.shares else words.milliseconds
         totals = [sum(max(values.get(name, 0), 0) for name in self.parts) for _, _, values in self.bars]
         return [
@@ -54,18 +54,20 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def breakdown(diagnosis: Diagnosis) -> Breakdown | None:
-    """One bar per rank; without breakdowns of ranks, one bar of the shares on the critical path; None if there is neither."""
-    known = [rank for rank in diagnosis.ranks if any(value >= LEAST for value in rank.breakdown_ms.values())]
+    """One bar per rank; without breakdowns by rank, one bar of the critical path; None without either."""
+    known = [
+        rank for rank in diagnosis.ranks if any(value >= NEGLIGIBLE for value in rank.breakdown_ms.values())
+    ]
     notes: list[str] = []
     if known:
         bars = _rank_bars(diagnosis, known, notes)
-    elif any(value >= LEAST for value in diagnosis.breakdown.values()):
+    elif any(value >= NEGLIGIBLE for value in diagnosis.breakdown.values()):
         bars = [("critical path", "", diagnosis.breakdown)]
     else:
         return None
     names = list(PARTS) + sorted({name for _, _, parts in bars for name in parts} - set(PARTS))
-    parts = [name for name in names if any(values.get(name, 0) >= LEAST for _, _, values in bars)]
-    if Part.COMM_TRANSFER in parts and not words.is_whole(diagnosis):
+    parts = [name for name in names if any(values.get(name, 0) >= NEGLIGIBLE for _, _, values in bars)]
+    if Part.COMM_TRANSFER in parts and not words.has_all_ranks(diagnosis):
         notes.append(
             "Not all ranks were recorded: transfer may include waiting for ranks without a recording."
         )
@@ -75,7 +77,7 @@ def breakdown(diagnosis: Diagnosis) -> Breakdown | None:
 def _rank_bars(
     diagnosis: Diagnosis, known: Sequence[RankSummary], notes: list[str]
 ) -> list[tuple[str, str, dict[str, float]]]:
-    details = _details(known)
+    details = _rank_details(known)
     if len(known) <= ROWS:
         return [(f"rank {rank.rank}", details[rank.rank], rank.breakdown_ms) for rank in known]
     by_number = {rank.rank: rank for rank in known}
@@ -91,8 +93,8 @@ def _rank_bars(
     return [*bars, (f"{len(others)} others", "mean", average)]
 
 
-def _details(ranks: Sequence[RankSummary]) -> dict[int, str]:
-    """By rank: its host and device, if they differ between ranks."""
+def _rank_details(ranks: Sequence[RankSummary]) -> dict[int, str]:
+    """Host and device by rank, if they differ between ranks."""
     hosts, devices = {rank.host for rank in ranks}, {rank.device for rank in ranks}
     details = [
         (rank, rank.host if len(hosts) > 1 else "", rank.device if len(devices) > 1 else "") for rank in ranks
@@ -106,10 +108,10 @@ def _segments(
     segments, x = [], 0.0
     for name in parts:
         value = values.get(name, 0.0)
-        if value < LEAST:
+        if value < NEGLIGIBLE:
             continue
         amount = words.percent(value / total)
-        # Without times only the share is shown.
+        # If times are unknown, only the share is shown.
         text = (
             amount
             if total <= 1.0001 and label == "critical path"
@@ -122,22 +124,22 @@ def _segments(
 
 
 BARS = 48
-"""Most savings with their own bar; smaller ones share one."""
+"""Maximum number of savings with their own bar; the others share one."""
 
 _SIGNS = {"saving": "−", "bound": "≤ "}
 
 
 class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A bar, in milliseconds for plotly and in per cent of the measured step time for the template."""
+    """A bar of the waterfall, in milliseconds for plotly and in per cent of the measured step time for the template."""
 
     label: str
     kind: str
-    """"measured", "saving", "bound" (at most this can be saved) or "goal"."""
+    """"measured", "saving", "bound" (upper bound of a saving) or "goal"."""
     from_ms: float
     ms: float
     rule: str | None = None
     ends_ms: list[float] | None = None
-    """90 % interval of the saving's end."""
+    """90 % interval of the bar's lower end."""
 
     whole_ms: float
     """The measured step time."""
@@ -160,18 +162,15 @@ class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def waterfall(diagnosis: Diagnosis) -> list[WaterfallRow]:
-    """Bars from the measured step time downwards; [] if no saving is known.
-
-    The first bar is the measured step time. A last bar without a rule is the remaining time; all between are savings.
-    """
+    """Bars from the measured step time through the savings to the remaining step time; [] if no saving is known."""
     bars = [bar for bar in diagnosis.waterfall if bar.ms == bar.ms]
-    if len(bars) < 2 or bars[0].ms < LEAST:
+    if len(bars) < 2 or bars[0].ms < NEGLIGIBLE:
         return []
     whole_ms = left_ms = bars[0].ms
     row = partial(WaterfallRow, whole_ms=whole_ms)
     rows = [row(label=bars[0].label, kind="measured", from_ms=0.0, ms=whole_ms)]
     last = bars[-1] if bars[-1].rule is None else None
-    for bar in _few(bars[1 : len(bars) - (last is not None)]):
+    for bar in _with_rest_combined(bars[1 : len(bars) - (last is not None)]):
         saved_ms = min(abs(bar.ms), left_ms)
         ends_ms = bar.range_ms and [max(0.0, left_ms - end_ms) for end_ms in reversed(bar.range_ms)]
         left_ms -= saved_ms
@@ -186,19 +185,19 @@ def waterfall(diagnosis: Diagnosis) -> list[WaterfallRow]:
     return [*rows, row(label=label, kind="goal", from_ms=0.0, ms=goal_ms)]
 
 
-def _few(savings: Sequence[WaterfallBar]) -> list[WaterfallBar]:
+def _with_rest_combined(savings: Sequence[WaterfallBar]) -> list[WaterfallBar]:
     more = savings[BARS:]
     rest = [WaterfallBar(f"{len(more):,} more", sum(abs(bar.ms) for bar in more))] if more else []
     return [*savings[:BARS], *rest]
 
 
 def whole_run(diagnosis: Diagnosis) -> SimpleNamespace | None:
-    """The bar of :func:`ddpdoctor.report.words.run_parts`, positions in per cent of the wall time; None without parts. A segment's label is
-    its part, time and share, and what it is: "pauses 7.99 s (17 %): step 240, job39.py:5"."""
+    """A bar of :func:`ddpdoctor.report.words.run_parts`, positions in per cent of the wall time; None without parts. Labels of segments
+    are like "pauses 7.99 s (17 %): step 240, job39.py:5"."""
     parts_s = words.run_parts(diagnosis)
     if not parts_s:
         return None
-    # The smallest parts are missing; a file of anyone's may say anything.
+    # The parts may sum to less, because small ones are omitted, or to more in an invalid file.
     wall_s = max(words.number_fact(diagnosis, "run.wall_s") or 0.0, sum(parts_s.values()))
     segments, x_s = [], 0.0
     for part, value in parts_s.items():
@@ -228,7 +227,7 @@ def whole_run(diagnosis: Diagnosis) -> SimpleNamespace | None:
 
 
 def part_detail(diagnosis: Diagnosis, part: str) -> str:
-    """In which steps single pauses or the periodic steps are, and their line: "step 240, train.py:5"; empty for other parts."""
+    """Steps and source line of single pauses or periodic steps: "step 240, train.py:5"; empty for other parts."""
     name = {"pauses": "pause", "some_steps": "periodic"}.get(part)
     event = run_event(diagnosis, name) if name else None
     return "" if event is None else ", ".join(filter(None, (event_steps(event), event_line(event))))

@@ -1,4 +1,4 @@
-"""Lateness by rank and step, as a heat map."""
+"""Heat map of lateness by rank and step."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from ddpdoctor.report.charts.scale import (
 ROWS = 48
 COLUMNS = 120
 LEVELS = 5
-"""Number of shades for late ranks; "on time" has another one."""
+"""Number of shades for late ranks, without that of "on time"."""
 ON_TIME_SHARE = 0.02
-"""Lateness below 2 % of the median step is drawn as on time, so that noise does not colour the whole map."""
+"""Lateness below this share of the median step is drawn as on time, so that noise does not colour the map."""
 UNIT = 1000
 MIN_LABEL_HEIGHT = 13
-"""Least height of a row with a label, in pixels."""
+"""Minimum height per label, in pixels."""
 
 
 class HeatRow(msgspec.Struct, frozen=True):
-    """A rank, or a group of neighbouring ranks: pixels from the top, label (empty if there is no room), tooltip."""
+    """A rank or a group of consecutive ranks: y in pixels from the top, label (empty if there is no room), tooltip."""
 
     y: float
     label: str
@@ -41,9 +41,9 @@ class HeatRow(msgspec.Struct, frozen=True):
 
 
 class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
-    """One path of rectangles per shade, in a square of 1000 by 1000; cells without a rectangle were on time.
+    """One path of rectangles per shade, in a coordinate system of 1000 by 1000. Cells without a rectangle were on time.
 
-    Without rows no rank was late, and only the description is shown.
+    If no rank was late, there are no rows and only the description is shown.
     """
 
     description: str
@@ -58,8 +58,8 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
 
 
-class LateCells(msgspec.Struct, frozen=True, kw_only=True):
-    """Lateness [rows][columns] in ms; each cell has the maximum of its ranks and steps."""
+class LatenessCells(msgspec.Struct, frozen=True, kw_only=True):
+    """Lateness in ms, [rows][columns]. Each cell has the maximum over its ranks and steps."""
 
     cells: list[list[float | None]]
     ranks: list[tuple[int, int]]
@@ -70,22 +70,22 @@ class LateCells(msgspec.Struct, frozen=True, kw_only=True):
         return [str(first) if first == last else f"{first}–{last}" for first, last in self.ranks]
 
 
-class LateData(msgspec.Struct, frozen=True, kw_only=True):
+class LatenessData(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of the map, for SVG and plotly."""
 
     rows: list[tuple[int, list[float | None]]]
-    """(rank, lateness in ms at each of ``steps``)."""
+    """(rank, lateness in ms in each of ``steps``)."""
     steps: list[int]
     bounds: list[float]
     """Lower bounds of the shades, in ms."""
     all_on_time: bool
     """Whether no rank is later than the first of ``bounds``."""
-    shared: LateCells
+    shared: LatenessCells
     """``rows`` in at most 48 rows and 120 columns."""
 
 
-def late_data(diagnosis: Diagnosis) -> LateData | None:
-    """Lateness by rank and step; None without at least two ranks and one value."""
+def late_data(diagnosis: Diagnosis) -> LatenessData | None:
+    """The numbers of the map; None with fewer than two ranks or without values."""
     series = diagnosis.series
     length = min(len(series.steps), max((len(row) for row in series.late_ms), default=0))
     rows = [(rank, padded(row, length)) for rank, row in zip(series.ranks, series.late_ms, strict=False)]
@@ -98,12 +98,12 @@ def late_data(diagnosis: Diagnosis) -> LateData | None:
     bounds = [floor + (top - floor) * index / LEVELS for index in range(LEVELS)] if top > floor else [floor]
     bounds = [float(f"{bound:.2g}") for bound in bounds]
     all_on_time = all(value <= bounds[0] for value in late)
-    return LateData(
+    return LatenessData(
         rows=rows, steps=series.steps[:length], bounds=bounds, all_on_time=all_on_time, shared=shared
     )
 
 
-def lateness(data: LateData | None) -> HeatMap | None:
+def lateness(data: LatenessData | None) -> HeatMap | None:
     """The map of ``data``; None for None."""
     if data is None:
         return None
@@ -135,20 +135,20 @@ def lateness(data: LateData | None) -> HeatMap | None:
 
 
 def late_cells(
-    rows: Sequence[tuple[int, Numbers]], most_rows: int = ROWS, most_columns: int = COLUMNS
-) -> LateCells:
-    """``rows`` reduced to at most ``most_rows`` by ``most_columns`` cells, each with the maximum of its ranks and steps."""
+    rows: Sequence[tuple[int, Numbers]], max_rows: int = ROWS, max_columns: int = COLUMNS
+) -> LatenessCells:
+    """``rows`` reduced to at most ``max_rows`` by ``max_columns`` cells, each with the maximum over its ranks and steps."""
     cells: list[list[float | None]] = []
     ranks = []
     # Groups of a power of two keep the ranks of one host together.
-    size = 1 << max(0, math.ceil(len(rows) / most_rows) - 1).bit_length()
+    size = 1 << max(0, math.ceil(len(rows) / max_rows) - 1).bit_length()
     for start in range(0, len(rows), size):
         members = rows[start : start + size]
         columns = zip(*(row for _, row in members), strict=True)
         latest: Numbers = [max(numbers) if (numbers := finite_values(column)) else None for column in columns]
-        cells.append(thin(latest, most_columns, max))
+        cells.append(thin(latest, max_columns, max))
         ranks.append((members[0][0], members[-1][0]))
-    return LateCells(cells=cells, ranks=ranks)
+    return LatenessCells(cells=cells, ranks=ranks)
 
 
 def _rows(
@@ -171,7 +171,7 @@ def _rows(
 
 
 def _path(cells: Sequence[Numbers], bounds: Sequence[float], level: int | None) -> str:
-    """SVG path of all cells with shade ``level`` (None: without a value); equal neighbours are joined."""
+    """SVG path of all cells with shade ``level`` (None: cells without a value). Adjacent cells are joined."""
     pieces = []
     for y, row in enumerate(cells):
         top, bottom = UNIT * y // len(cells), UNIT * (y + 1) // len(cells)

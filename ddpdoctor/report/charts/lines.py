@@ -1,4 +1,4 @@
-"""Line charts: few lines are drawn separately, many as median, band and named outliers."""
+"""Line charts. Few lines are drawn separately, many as median, band and named outliers."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from ddpdoctor.report.charts.scale import (
 )
 
 POINTS = 240
-"""Most points along the width, more than a screen resolves."""
+"""Maximum number of points along the width."""
 COLUMNS = 60
-"""Most columns with a tooltip."""
+"""Maximum number of columns with a tooltip."""
 LINES = 6
-"""Most lines drawn separately; there are as many line colours."""
+"""Maximum number of lines drawn separately, which is the number of line colours."""
 OUTLIERS = 3
-"""Most lines named in addition to a median and its band."""
+"""Maximum number of lines drawn in addition to a median and its band."""
 UNIT = 1000
-"""Side of the square of the paths' coordinates, which is stretched over the plot."""
+"""Width and height of the paths' coordinate system, which is stretched over the plot."""
 _PERIODIC_HEIGHT = 0.06
-"""Height of a mark of a period, as a share of the chart's height: there may be many."""
+"""Height of the marks of periodic steps, as a share of the chart's height. They are low because there may be many."""
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One line: its name, the number of its colour, its path in a square of 1000 by 1000."""
+    """A line: name, number of its colour, path in a coordinate system of 1000 by 1000."""
 
     name: str
     colour: int
@@ -46,7 +46,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A part of the width with its tooltip. Positions in per cent."""
+    """A vertical strip of the chart with a tooltip. Position and width in per cent."""
 
     x: float
     width: float
@@ -54,18 +54,18 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands out in a chart: single points, a period, a change or growth."""
+    """An event marked in a chart: single pauses, periodic steps, a change or growth."""
 
     kind: str
     """"pause", "periodic", "change" or "growth"."""
     label: str
     at: list[float]
-    """Places on the x axis, increasing."""
+    """Positions on the x axis, increasing."""
     levels: tuple[float, float] | None = None
-    """Values at the first and the last place, which a line joins; without them, each place has a line of its own."""
+    """Values at the first and the last position, joined by a line. None: a vertical line at each position."""
 
     def lines(self, top: float) -> list[tuple[float, float, float, float]]:
-        """The lines (x, y, x, y) in a chart with the axis from 0 to ``top``."""
+        """The lines (x, y, x, y) in a chart whose y axis goes from 0 to ``top``."""
         if self.levels is not None:
             (low, high), ends = self.levels, (self.at[0], self.at[-1])
             return [(ends[0], min(low, top), ends[1], min(high, top))]
@@ -74,7 +74,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MarkPath(msgspec.Struct, frozen=True):
-    """A mark for the template: a path in a square of 1000 by 1000."""
+    """A mark for the template: a path in a coordinate system of 1000 by 1000."""
 
     kind: str
     label: str
@@ -96,9 +96,9 @@ class LineChart(msgspec.Struct, frozen=True, kw_only=True):
     columns: list[Column] = []
     marks: list[MarkPath] = []
     above: list[float] = []
-    """Where along the width points lie above the chart."""
+    """Horizontal positions of points above the chart."""
     above_label: str = ""
-    """How many points these are, and the largest."""
+    """Number of points above the chart, and the largest value."""
     notes: list[str] = []
 
 
@@ -114,11 +114,11 @@ class ChartAxes(msgspec.Struct, frozen=True, kw_only=True):
     """Formats a value with its unit."""
     unit: str
     group: str
-    """What the lines stand for, in the plural: "ranks"."""
+    """What the lines represent, in the plural: "ranks"."""
     binary: bool = False
-    """Whether values are bytes, with ticks at round multiples of a power of 1024."""
+    """Whether values are bytes, with ticks at round multiples of powers of 1024."""
     are_means: bool = False
-    """Whether each value may be the mean of all steps between two of ``x``."""
+    """Whether each value may be the mean over all steps between two values of ``x``."""
     highest: float | None = None
     """Top of the axis if the quantity has an upper limit (100 %)."""
 
@@ -126,97 +126,96 @@ class ChartAxes(msgspec.Struct, frozen=True, kw_only=True):
 class LineData(msgspec.Struct, frozen=True, kw_only=True):
     """All numbers of a line chart, for SVG and plotly."""
 
-    frame: ChartAxes
+    axes: ChartAxes
     lines: list[tuple[str, list[float | None]]]
-    """(name, one value per ``frame.x``): each line, or for many lines the median and the outliers."""
+    """(name, one value per ``frame.x``): all lines, or if there are many, the median and the outliers."""
     low: list[float | None] = []
     high: list[float | None] = []
-    """Minimum and maximum of many lines; empty if each is drawn."""
+    """Minimum and maximum over many lines; empty if all lines are drawn."""
     count: int
-    """Number of all lines."""
+    """Total number of lines."""
     marks: list[Mark] = []
 
     @property
     def band_label(self) -> str:
-        return f"from the lowest to the highest of {self.count} {self.frame.group}" if self.low else ""
+        return f"from the lowest to the highest of {self.count} {self.axes.group}" if self.low else ""
 
 
 def line_data(
-    frame: ChartAxes,
+    axes: ChartAxes,
     lines: Sequence[tuple[str, Numbers]],
     outliers: Sequence[str] = (),
     marks: Sequence[Mark] = (),
 ) -> LineData | None:
-    """``lines`` (name, one value per ``frame.x``) as they are drawn, with the ``marks`` that lie within; None without any value.
+    """The data of a chart of ``lines`` (name, one value per ``frame.x``) and of the ``marks`` within its range; None without values.
 
-    More lines than colours become a median with a band from minimum to maximum, and the lines named in ``outliers``.
+    If there are more lines than colours, they are reduced to a median, a band from minimum to maximum, and the lines named in
+    ``outliers``.
     """
-    length = len(frame.x)
-    full = [(name, padded(values, length)) for name, values in lines]
-    full = [(name, values) for name, values in full if finite_values(values)]
-    if not full:
+    length = len(axes.x)
+    nonempty = [(name, padded(values, length)) for name, values in lines]
+    nonempty = [(name, values) for name, values in nonempty if finite_values(values)]
+    if not nonempty:
         return None
-    within = [mark for mark in marks if frame.x[0] <= mark.at[0] and mark.at[-1] <= frame.x[-1]]
-    if len(full) <= LINES:
-        return LineData(frame=frame, lines=full, count=len(full), marks=within)
-    low, high = _band([values for _, values in full], length)
-    drawn = _median_and_outliers(full, outliers)
-    return LineData(frame=frame, lines=drawn, low=low, high=high, count=len(full), marks=within)
+    within = [mark for mark in marks if axes.x[0] <= mark.at[0] and mark.at[-1] <= axes.x[-1]]
+    if len(nonempty) <= LINES:
+        return LineData(axes=axes, lines=nonempty, count=len(nonempty), marks=within)
+    low, high = _band([values for _, values in nonempty], length)
+    drawn = _median_and_outliers(nonempty, outliers)
+    return LineData(axes=axes, lines=drawn, low=low, high=high, count=len(nonempty), marks=within)
 
 
 def line_chart(data: LineData | None) -> LineChart | None:
     """The chart of ``data``; None for None."""
     if data is None:
         return None
-    frame, length = data.frame, len(data.frame.x)
+    axes, length = data.axes, len(data.axes.x)
     shown = [(name, thin(values, POINTS, mean)) for name, values in data.lines]
     low, high = thin(data.low, POINTS, min), thin(data.high, POINTS, max)
-    everything = _drawn(shown, high)
-    top, above = _top(everything, frame.highest)
+    everything = _drawn_values(shown, high)
+    top, above = _axis_maximum(everything, axes.highest)
     notes = []
     step = max(1, -(-length // POINTS))
-    # Counted by step numbers, because the points of a long run are already means.
-    gaps = [after - before for before, after in pairwise(frame.x)]
+    # Computed from step numbers, because the points of a long run are already means.
+    gaps = [after - before for before, after in pairwise(axes.x)]
     covered = round(step * quantile(gaps, 0.5)) if gaps else 1
-    if step > 1 or (covered > 1 and frame.are_means):
-        notes.append(f"Each point is the mean of {words.count(covered, frame.x_label)}.")
+    if step > 1 or (covered > 1 and axes.are_means):
+        notes.append(f"Each point is the mean of {words.count(covered, axes.x_label)}.")
     return LineChart(
-        title=frame.title,
-        description=frame.description,
-        height=frame.height,
-        y_ticks=_y_ticks(frame, top),
-        x_ticks=index_ticks(frame.x),
-        x_label=frame.x_label,
+        title=axes.title,
+        description=axes.description,
+        height=axes.height,
+        y_ticks=_y_ticks(axes, top),
+        x_ticks=index_ticks(axes.x),
+        x_label=axes.x_label,
         lines=[Line(name, index, _path(values, top)) for index, (name, values) in enumerate(shown)],
         band=_area(low, high, top) if data.low else None,
         band_label=data.band_label,
-        columns=_columns(frame, data.lines),
-        marks=[MarkPath(mark.kind, mark.label, _mark_path(mark, frame.x, top)) for mark in data.marks],
+        columns=_columns(axes, data.lines),
+        marks=[MarkPath(mark.kind, mark.label, _mark_path(mark, axes.x, top)) for mark in data.marks],
         above=_above(shown, high, top) if above else [],
-        above_label=f"{words.count(above, 'point')} above the chart, up to {frame.show(max(everything))}"
+        above_label=f"{words.count(above, 'point')} above the chart, up to {axes.show(max(everything))}"
         if above
         else "",
         notes=notes,
     )
 
 
-def top_of(data: LineData) -> float:
-    """Top of the chart's y axis; a few very large points may be above it."""
-    return _top(_drawn(data.lines, data.high), data.frame.highest)[0]
+def axis_maximum(data: LineData) -> float:
+    """Maximum of the chart's y axis; a few very large points may be above it."""
+    return _axis_maximum(_drawn_values(data.lines, data.high), data.axes.highest)[0]
 
 
-def _drawn(lines: Sequence[tuple[str, Numbers]], high: Numbers) -> list[float]:
+def _drawn_values(lines: Sequence[tuple[str, Numbers]], high: Numbers) -> list[float]:
     return [value for _, values in lines for value in finite_values(values)] + finite_values(high)
 
 
-def _y_ticks(frame: ChartAxes, top: float) -> list[Tick]:
-    """Ticks of the y axis without 0; low charts have fewer."""
-    unit = 1024.0 ** max(0, int(math.log(top, 1024))) if frame.binary and top >= 1 else 1.0
-    values = nice_ticks(top, 4 if frame.height > 120 else 3, unit)
+def _y_ticks(axes: ChartAxes, top: float) -> list[Tick]:
+    """Ticks of the y axis without 0. Charts of small height have fewer."""
+    unit = 1024.0 ** max(0, int(math.log(top, 1024))) if axes.binary and top >= 1 else 1.0
+    values = nice_ticks(top, 4 if axes.height > 120 else 3, unit)
     return [
-        Tick(round(frame.height * (1 - v / top), 1), words.strip_zeros(frame.show(v)))
-        for v in values
-        if v > 0
+        Tick(round(axes.height * (1 - v / top), 1), words.strip_zeros(axes.show(v))) for v in values if v > 0
     ]
 
 
@@ -240,20 +239,20 @@ def _band(rows: Sequence[Numbers], length: int) -> tuple[list[float | None], lis
     )
 
 
-def _top(values: Sequence[float], highest: float | None) -> tuple[float, int]:
-    """(Top of the y axis, number of points above it). A few very large points do not set the scale."""
+def _axis_maximum(values: Sequence[float], highest: float | None) -> tuple[float, int]:
+    """(Maximum of the y axis, number of points above it). A few very large points do not determine the scale."""
     if highest is not None:
         return highest, 0
-    highest, usual = max(values), quantile(values, 0.97)
-    if usual > 0 and highest > 3 * usual:
-        top = 1.6 * usual
+    highest, typical = max(values), quantile(values, 0.97)
+    if typical > 0 and highest > 3 * typical:
+        top = 1.6 * typical
         return top, sum(value > top for value in values)
-    # The axis begins at 0, also with negative values.
+    # The axis begins at 0 even if there are negative values.
     return (highest * 1.08 if highest > 0 else 1.0), 0
 
 
 def _above(lines: Sequence[tuple[str, Numbers]], high: Numbers, top: float) -> list[float]:
-    """Places in per cent of the width at which a line, or the upper end of the band, is above ``top``."""
+    """Positions, in per cent of the width, at which a line or the band exceeds ``top``."""
     rows = [*(values for _, values in lines), high]
     places = {
         percent_of(index, max(len(values) - 1, 1))
@@ -297,20 +296,20 @@ def _area(low: Numbers, high: Numbers, top: float) -> str:
     return f"M{'L'.join(upper + lower)}Z" if known else ""
 
 
-def _columns(frame: ChartAxes, drawn: Sequence[tuple[str, Numbers]]) -> list[Column]:
-    length = len(frame.x)
+def _columns(axes: ChartAxes, drawn: Sequence[tuple[str, Numbers]]) -> list[Column]:
+    length = len(axes.x)
     size = max(1, -(-length // COLUMNS))
     columns = []
     for start in range(0, length, size):
         end = min(start + size, length)
         texts = [
-            f"{name} {frame.show(mean(numbers))}"
+            f"{name} {axes.show(mean(numbers))}"
             for name, values in drawn
             if (numbers := finite_values(values[start:end]))
         ]
-        span = f"{frame.x[start]:,.0f}" + (f"–{frame.x[end - 1]:,.0f}" if end - start > 1 else "")
+        span = f"{axes.x[start]:,.0f}" + (f"–{axes.x[end - 1]:,.0f}" if end - start > 1 else "")
         if texts:
-            title = f"{frame.x_label} {span}: {', '.join(texts)}"
+            title = f"{axes.x_label} {span}: {', '.join(texts)}"
             columns.append(
                 Column(round(100 * start / length, 2), round(100 * (end - start) / length, 2), title)
             )

@@ -1,4 +1,4 @@
-"""Axes: round tick values, positions, and thinning of long series."""
+"""Arithmetic of axes: round tick values, positions, and thinning of long series."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import msgspec
 Numbers = Sequence[float | None]
 
 
-LEAST = 1e-200
-"""Absolute values below it are drawn as 0: no measured value is as small, and computing with them could overflow."""
+NEGLIGIBLE = 1e-200
+"""Smaller absolute values are drawn as 0. No measured value is that small, and computing with it could overflow."""
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """A tick of an axis: position (per cent along a width, pixels along a height) and label."""
+    """A tick of an axis: position (per cent horizontally, pixels vertically) and label."""
 
     at: float
     label: str
 
 
 def nice_ticks(top: float, wanted: int = 4, unit: float = 1.0) -> list[float]:
-    """Round values from 0 to at most ``top`` in about ``wanted`` steps, which are 1, 2 or 5 times a power of ten, times ``unit``:
-    0, 20, 40 for 51.2."""
-    if not math.isfinite(top) or top < LEAST:
+    """Round values from 0 to at most ``top`` in about ``wanted`` steps: 0, 20, 40 for 51.2. A step is 1, 2 or 5 times a power of ten,
+    times ``unit``."""
+    if not math.isfinite(top) or top < NEGLIGIBLE:
         return [0.0]
     step = unit * _nice(top / unit / wanted)
     return [step * index for index in range(math.floor(top / step * 1.0001) + 1)]
@@ -39,7 +39,7 @@ def _nice(raw: float) -> float:
 
 def percent_of(value: float, whole: float) -> float:
     """``value`` in per cent of ``whole``, with two decimals."""
-    return round(100 * value / whole, 2) if whole >= LEAST else 0.0
+    return round(100 * value / whole, 2) if whole >= NEGLIGIBLE else 0.0
 
 
 def index_ticks(numbers: Sequence[float], wanted: int = 5) -> list[Tick]:
@@ -58,7 +58,7 @@ def index_ticks(numbers: Sequence[float], wanted: int = 5) -> list[Tick]:
 
 
 def index_of(numbers: Sequence[float], value: float) -> float:
-    """Where ``value`` is among the increasing ``numbers``: 1.5 is half-way between the second and the third."""
+    """Interpolated index of ``value`` in the increasing ``numbers``: 1.5 is half-way between the second and the third."""
     after = min(bisect.bisect_left(numbers, value), len(numbers) - 1)
     before = max(after - 1, 0)
     gap = numbers[after] - numbers[before]
@@ -72,17 +72,17 @@ def _tick_values(first: float, last: float, wanted: int) -> list[float]:
         return [first + value for value in from_zero]
     gap = from_zero[1]
     step = _nice(last / max(1, round(last / gap))) if last > 0 else gap
-    # Only multiples after the first number are computed: it may be large, such as 10^12.
+    # Only multiples after the first number are computed, because it may be as large as 10^12.
     before = math.floor((first + gap / 2) / step)
     multiples = (step * (before + index) for index in range(1, len(from_zero) + 2))
     return [first, *(value for value in multiples if first + gap / 2 < value <= last)]
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """``value`` as a chart draws it: None if it is not finite, 0 if its absolute value is below :data:`LEAST`."""
+    """``value`` as drawn in charts: None if it is not finite, 0 if its absolute value is below :data:`NEGLIGIBLE`."""
     if value is None or not math.isfinite(value):
         return None
-    return value if abs(value) >= LEAST else 0.0
+    return value if abs(value) >= NEGLIGIBLE else 0.0
 
 
 def finite_values(values: Numbers) -> list[float]:
@@ -91,22 +91,22 @@ def finite_values(values: Numbers) -> list[float]:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The nearest-rank quantile of a non-empty sequence."""
+    """Nearest-rank quantile of a non-empty sequence."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
 
 
-def groups(length: int, most: int) -> Iterator[slice]:
-    """Slices that divide ``length`` items into at most ``most`` groups of equal size; the last may be smaller."""
-    size = max(1, math.ceil(length / most)) if most > 0 else 1
+def groups(length: int, max_groups: int) -> Iterator[slice]:
+    """Slices that divide ``length`` items into at most ``max_groups`` groups of equal size; the last may be smaller."""
+    size = max(1, math.ceil(length / max_groups)) if max_groups > 0 else 1
     for start in range(0, length, size):
         yield slice(start, min(start + size, length))
 
 
-def thin(values: Numbers, most: int, by: Callable[[list[float]], float]) -> list[float | None]:
-    """``values`` reduced to at most ``most`` points, each ``by`` of a group; None for a group without a number."""
-    found = (finite_values(values[group]) for group in groups(len(values), most))
-    return [by(numbers) if numbers else None for numbers in found]
+def thin(values: Numbers, max_points: int, reduce: Callable[[list[float]], float]) -> list[float | None]:
+    """``values`` reduced to at most ``max_points`` points: ``reduce`` of each group, None for a group without finite numbers."""
+    found = (finite_values(values[group]) for group in groups(len(values), max_points))
+    return [reduce(numbers) if numbers else None for numbers in found]
 
 
 def mean(values: list[float]) -> float:
@@ -115,6 +115,6 @@ def mean(values: list[float]) -> float:
 
 
 def padded(values: Numbers, length: int) -> list[float | None]:
-    """``values`` cut or filled with None to ``length``; values that are not finite become None."""
+    """``values`` truncated or filled with None to ``length``. Values that are not finite become None."""
     clean = [finite_or_none(value) for value in values[:length]]
     return clean + [None] * (length - len(clean))

@@ -1,4 +1,4 @@
-"""Lines over the run: step times per rank, with what happened in which steps, and measurements of hosts and devices."""
+"""Line charts over the run: step times per rank with marked events, and measurements of hosts and devices."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ddpdoctor.report.charts.lines import LINES, ChartAxes, LineChart, LineData,
 from ddpdoctor.report.charts.scale import Numbers, finite_or_none, finite_values, mean, quantile
 from ddpdoctor.report.finding_view import place
 
-_MOST_NAMED = 4
-"""Most steps that a sentence names."""
-_MOST_MARKED = 100
-"""Most periodic steps that are marked one by one; of more, a line marks the first to the last one."""
+_MAX_LISTED_STEPS = 4
+"""Maximum number of steps listed in a sentence."""
+_MAX_MARKS = 100
+"""Maximum number of periodic steps marked individually. For more steps, one line spans the first to the last."""
 
 
 def step_time_data(diagnosis: Diagnosis) -> LineData | None:
-    """One line per rank, or for many ranks the median, a band and the notable ranks; None with fewer than two points."""
+    """Step times as one line per rank, or for many ranks as median, band and notable ranks; None with fewer than two points."""
     series = diagnosis.series
     length = min(len(series.steps), max((len(row) for row in series.step_ms), default=0))
     if length < 2:
         return None
     outliers = [rank_line(rank) for rank in notable_ranks(diagnosis)]
-    frame = ChartAxes(
+    axes = ChartAxes(
         title="Step times",
         description=f"Step time over {words.count(length, 'point')}, per rank.",
         x=series.steps[:length],
@@ -40,11 +40,11 @@ def step_time_data(diagnosis: Diagnosis) -> LineData | None:
         are_means=True,
     )
     lines = [(rank_line(rank), row) for rank, row in zip(series.ranks, series.step_ms, strict=False)]
-    return line_data(frame, lines, outliers, _marks(diagnosis))
+    return line_data(axes, lines, outliers, _marks(diagnosis))
 
 
 def _marks(diagnosis: Diagnosis) -> list[Mark]:
-    """Single pauses, a period, a change or growth of the step time, as far as the facts ``run`` have them."""
+    """Marks for single pauses, periodic steps, a change and growth of the step time that the facts ``run`` contain."""
     marks = []
     for kind in ("pause", "periodic", "change", "growth"):
         event = run_event(diagnosis, kind)
@@ -56,14 +56,14 @@ def _marks(diagnosis: Diagnosis) -> list[Mark]:
             levels = event.before_ms or 0.0, event.after_ms or 0.0
         elif kind == "change":
             at = at[:1]
-        elif len(at) > _MOST_MARKED:
+        elif len(at) > _MAX_MARKS:
             at, levels = [at[0], at[-1]], (0.0, 0.0)
         marks.append(Mark(kind=kind, label=event_words(event, kind), at=at, levels=levels))
     return marks
 
 
 def event_words(event: RunEvent, kind: str) -> str:
-    """What happens in the steps of ``event``, a fact ``run.KIND``: "step 240: 7.99 s longer (train.py:5)"."""
+    """Description of ``event``, a fact ``run.KIND``: "step 240: 7.99 s longer (train.py:5)"."""
     before, after = (words.milliseconds(value) for value in (event.before_ms, event.after_ms))
     if kind == "change":
         text = f"from step {event.steps[0]:,} on: {before} → {after}"
@@ -76,7 +76,7 @@ def event_words(event: RunEvent, kind: str) -> str:
 
 
 def run_event(diagnosis: Diagnosis, kind: str) -> RunEvent | None:
-    """The fact ``run.KIND`` ("pause", "periodic", "change", "growth"); None without it or its steps, or with something else there."""
+    """The fact ``run.KIND`` ("pause", "periodic", "change", "growth"); None if it is missing, invalid or has no steps."""
     run: Any = diagnosis.facts.get("run")
     try:
         event = msgspec.convert(run[kind], RunEvent)
@@ -88,33 +88,33 @@ def run_event(diagnosis: Diagnosis, kind: str) -> RunEvent | None:
 def event_steps(event: RunEvent) -> str:
     if event.every:
         return f"every {ordinal(event.every)} step"
-    *most, last = [f"{step:,}" for step in event.steps[:_MOST_NAMED]]
-    return f"steps {', '.join(most)} and {last}" if most else f"step {last}"
+    *others, last = [f"{step:,}" for step in event.steps[:_MAX_LISTED_STEPS]]
+    return f"steps {', '.join(others)} and {last}" if others else f"step {last}"
 
 
 def event_line(event: RunEvent) -> str:
-    """The line that takes most of it: "train.py:5"; empty where none is known."""
+    """The source line that takes most of the event's time: "train.py:5"; empty if unknown."""
     return place(event.where[0]).short if event.where else ""
 
 
 def rank_line(rank: int) -> str:
-    """The name of a rank's line."""
+    """The name of a rank's line in a chart."""
     return f"rank {rank}"
 
 
 NOTABLE_SHARE = 0.1
-"""A rank is notable if it delays others by at least this share of what the worst rank does."""
+"""Minimum delay caused by a notable rank, as a share of the maximum over the ranks."""
 
 
 def notable_ranks(diagnosis: Diagnosis) -> list[int]:
-    """Ranks to show separately: first those named by the findings, by cost, then those that delay others most."""
+    """Ranks to show separately: first those of the findings, in order of cost, then those that delay others most."""
     order: dict[int, None] = {}
     for finding in diagnosis.findings:
         order |= dict.fromkeys((finding.ranks or [])[:8])
     waits = {rank.rank: rank.caused_wait_ms or rank.late_ms or 0.0 for rank in diagnosis.ranks}
-    least = NOTABLE_SHARE * max(waits.values(), default=0.0)
+    min_delay_ms = NOTABLE_SHARE * max(waits.values(), default=0.0)
     by_wait = sorted(waits, key=lambda rank: -waits[rank])
-    order |= dict.fromkeys(rank for rank in by_wait if waits[rank] > 0 and waits[rank] >= least)
+    order |= dict.fromkeys(rank for rank in by_wait if waits[rank] > 0 and waits[rank] >= min_delay_ms)
     if not diagnosis.ranks:
         latest = sorted(
             zip(diagnosis.series.ranks, diagnosis.series.late_ms, strict=False),
@@ -125,9 +125,9 @@ def notable_ranks(diagnosis: Diagnosis) -> list[int]:
 
 
 CHARTS = 16
-"""Most quantities drawn."""
-_MOST_VALUES = 4_000_000
-"""Most values of a chart, all sources together; with more sources, fewer times are drawn."""
+"""Maximum number of telemetry charts."""
+_MAX_VALUES = 4_000_000
+"""Maximum number of values in a chart over all sources. With more, only every n-th time is used."""
 ACRONYMS = {
     "cpu": "CPU",
     "gpu": "GPU",
@@ -141,7 +141,7 @@ ACRONYMS = {
 
 
 _NAMES = {"children_memory_bytes": "memory of worker processes"}
-"""Names that differ from their field's words."""
+"""Names of fields that are not formed from the words of the field."""
 
 
 def telemetry(diagnosis: Diagnosis) -> list[LineChart]:
@@ -151,7 +151,7 @@ def telemetry(diagnosis: Diagnosis) -> list[LineChart]:
 
 
 def telemetry_data(diagnosis: Diagnosis) -> dict[str, LineData]:
-    """The measured quantities by field, in the order of the diagnosis; those without a value, and bytes that are always 0, are omitted."""
+    """Chart data by field, in the order of the diagnosis, without fields that have no value or are bytes that are always 0."""
     by_field: dict[tuple[str, str], list[TelemetrySeries]] = {}
     for series in diagnosis.telemetry:
         if len(series.t_s) >= 2 and finite_values(series.values):
@@ -163,20 +163,20 @@ def telemetry_data(diagnosis: Diagnosis) -> dict[str, LineData]:
     ]
     found: dict[str, LineData] = {}
     for (field, unit), measured in drawn[:CHARTS]:
-        data = _data(field, unit, measured)
+        data = _quantity_data(field, unit, measured)
         if data is not None:
             found[f"{field} {unit}" if field in found else field] = data
     return found
 
 
-def _data(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineData | None:
+def _quantity_data(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineData | None:
     longest = max(series, key=lambda one: len(one.t_s)).t_s
-    times = longest[:: max(1, len(longest) * len(series) // _MOST_VALUES)]
+    times = longest[:: max(1, len(longest) * len(series) // _MAX_VALUES)]
     clock = [finite_or_none(moment - times[0]) or 0.0 for moment in times]
-    name = _name(field, unit)
+    name = _quantity_name(field, unit)
     is_percent = unit in ("%", "percent")
     highest = max(max(finite_values(one.values)) for one in series)
-    frame = ChartAxes(
+    axes = ChartAxes(
         title=name[:1].upper() + name[1:],
         description=f"{name} over {words.seconds(clock[-1])}, {words.count(len(series), 'source')}.",
         x=clock,
@@ -188,20 +188,20 @@ def _data(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineData 
         binary=unit == "bytes",
         highest=100.0 if is_percent and highest <= 100 else 1.0 if unit == "share" and highest <= 1 else None,
     )
-    lines = [(one.source, _on_clock(one, times)) for one in series]
-    return line_data(frame, lines, _by_distance(lines) if len(lines) > LINES else [])
+    lines = [(one.source, _resampled(one, times)) for one in series]
+    return line_data(axes, lines, _by_distance_from_median(lines) if len(lines) > LINES else [])
 
 
-def _name(field: str, unit: str) -> str:
-    """The quantity without its unit, which the axis shows: "CPU", "Memory used"."""
+def _quantity_name(field: str, unit: str) -> str:
+    """The name of a quantity without its unit, which the axis shows: "CPU", "memory used"."""
     if field in _NAMES:
         return _NAMES[field]
     plain = field.removesuffix(f"_{unit}").removesuffix("_percent" if unit == "%" else "")
     return " ".join(ACRONYMS.get(word, word) for word in plain.split("_"))
 
 
-def _on_clock(series: TelemetrySeries, clock: Sequence[float]) -> Numbers:
-    """The latest value at each time of ``clock``, as hosts sample at different times."""
+def _resampled(series: TelemetrySeries, clock: Sequence[float]) -> Numbers:
+    """The latest value at each time of ``clock``, because hosts sample at different times."""
     if series.t_s == clock:
         return series.values
     values: list[float | None] = []
@@ -213,8 +213,8 @@ def _on_clock(series: TelemetrySeries, clock: Sequence[float]) -> Numbers:
     return values
 
 
-def _by_distance(lines: Sequence[tuple[str, Numbers]]) -> list[str]:
-    """Names of the lines, ordered by the distance of their mean from the median of all means, largest first."""
+def _by_distance_from_median(lines: Sequence[tuple[str, Numbers]]) -> list[str]:
+    """Names of the lines, sorted by the distance of their mean from the median of all means, largest first."""
     means = {name: mean(numbers) for name, values in lines if (numbers := finite_values(values))}
     middle = quantile(list(means.values()), 0.5)
     return sorted(means, key=lambda name: -abs(means[name] - middle))

@@ -1,4 +1,4 @@
-"""One typical step of all ranks on one clock: host, compute and communication lanes."""
+"""Timeline of a typical step of all ranks on one clock, with lanes for host, compute and communication."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Span
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.scale import LEAST, Tick, nice_ticks, percent_of
+from ddpdoctor.report.charts.scale import NEGLIGIBLE, Tick, nice_ticks, percent_of
 from ddpdoctor.report.charts.series import notable_ranks
 
 LANES = ("host", "compute", "communication")
 RANKS = 12
-"""Most ranks drawn."""
+"""Maximum number of ranks."""
 SPANS = 3000
-"""Most bars drawn."""
-MOST_OTHER_LANES = 9
-"""Most lanes of a rank in addition to ``LANES``."""
+"""Maximum number of bars."""
+MAX_OTHER_LANES = 9
+"""Maximum number of lanes per rank in addition to ``LANES``."""
 LANE_HEIGHT, LANE_GAP, RANK_GAP = 13, 2, 9
 MIN_GAP_SHARE = 0.0008
-"""Bars of one kind with a smaller gap, as a share of the step, are drawn as one."""
+"""Bars of a kind are joined if the gap between them is below this share of the step."""
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """A span: per cent along the width, pixels from the top."""
+    """A span: x and width in per cent, y in pixels from the top."""
 
     kind: str
     x: float
@@ -35,13 +35,13 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class TimelineRank(msgspec.Struct, frozen=True):
-    """Label of a rank, its position and height in pixels."""
+    """A rank: label, position and height in pixels."""
 
     label: str
     y: int
     height: int
     lanes: list[Tick]
-    """Lanes with the position of their middle, in pixels."""
+    """Lanes with the vertical position of their middle, in pixels."""
 
 
 class StepData(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class StepData(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     ranks: list[int]
     spans: list[Span]
-    """Spans of ``ranks``, with times relative to the first span's start."""
+    """Spans of ``ranks``, with times relative to the start of the first span."""
     length_ms: float
     notes: list[str]
 
@@ -63,25 +63,25 @@ class StepData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_data(diagnosis: Diagnosis) -> StepData | None:
-    """The step's spans; None without spans. Of many ranks, the notable ones and the first others."""
+    """The step's spans; None without spans. If there are many ranks, the notable ones and the first others are kept."""
     source = diagnosis.timeline
     if source is None:
         return None
     spans = [span for span in source.spans if span.duration_ms >= 0 and span.start_ms == span.start_ms]
-    lanes = {*LANES, *sorted({span.lane for span in spans} - set(LANES))[:MOST_OTHER_LANES]}
+    lanes = {*LANES, *sorted({span.lane for span in spans} - set(LANES))[:MAX_OTHER_LANES]}
     spans = [span for span in spans if span.lane in lanes]
     if not spans:
         return None
-    chosen = _choose(diagnosis, spans)
+    chosen = _chosen_ranks(diagnosis, spans)
     kept = [span for span in spans if span.rank in chosen]
     start = min(span.start_ms for span in kept)
     length = max(span.start_ms + span.duration_ms for span in kept) - start
-    if length < LEAST:
+    if length < NEGLIGIBLE:
         return None
     present = len({span.rank for span in spans})
     notes = [source.note] if source.note else []
     if len(chosen) < present:
-        # One sentence for both selections, that of the diagnosis and that of the chart.
+        # Replaces the diagnosis's own note, which describes an earlier selection of ranks.
         rank_count = max(len(diagnosis.ranks), present)
         notes = [f"{len(chosen)} of {rank_count} ranks are drawn, first those named by findings."]
     return StepData(
@@ -127,7 +127,7 @@ def timeline(data: StepData | None) -> SimpleNamespace | None:
     )
 
 
-def _choose(diagnosis: Diagnosis, spans: Sequence[Span]) -> list[int]:
+def _chosen_ranks(diagnosis: Diagnosis, spans: Sequence[Span]) -> list[int]:
     present = sorted({span.rank for span in spans})
     if len(present) <= RANKS:
         return present
@@ -137,21 +137,21 @@ def _choose(diagnosis: Diagnosis, spans: Sequence[Span]) -> list[int]:
 
 
 def merge(
-    spans: Sequence[Span], length: float, narrow: float = MIN_GAP_SHARE, most: int = SPANS
+    spans: Sequence[Span], length: float, min_gap_share: float = MIN_GAP_SHARE, max_spans: int = SPANS
 ) -> list[Span]:
-    """Join spans of one kind that are too close to distinguish; double the distance until at most ``most`` spans are left."""
-    ordered = sorted(spans, key=_place)
-    distance = narrow * length
+    """Join spans of a kind that are too close to distinguish. The distance is doubled until at most ``max_spans`` spans are left."""
+    ordered = sorted(spans, key=_sort_key)
+    distance = min_gap_share * length
     merged = _merge_once(ordered, distance)
-    while len(merged) > most and distance < length:
+    while len(merged) > max_spans and distance < length:
         distance *= 2
         merged = _merge_once(merged, distance)
-    # If the spans are of too many kinds to join, keep the longest.
-    longest = sorted(merged, key=lambda span: -span.duration_ms)[:most]
-    return merged if len(merged) <= most else sorted(longest, key=_place)
+    # If spans of different kinds prevent joining, keep the longest.
+    longest = sorted(merged, key=lambda span: -span.duration_ms)[:max_spans]
+    return merged if len(merged) <= max_spans else sorted(longest, key=_sort_key)
 
 
-def _place(span: Span) -> tuple[int, str, float]:
+def _sort_key(span: Span) -> tuple[int, str, float]:
     return span.rank, span.lane, span.start_ms
 
 
@@ -175,7 +175,7 @@ def _merge_once(spans: Sequence[Span], distance: float) -> list[Span]:
 
 
 def lanes_of(ranks: Sequence[int], spans: Sequence[Span]) -> list[tuple[int, list[str]]]:
-    """Each rank with the lanes that it has, from the top."""
+    """Each rank with its lanes, from top to bottom."""
     used = {(span.rank, span.lane) for span in spans}
     extra = sorted({lane for _, lane in used} - set(LANES))
     return [(rank, [name for name in (*LANES, *extra) if (rank, name) in used]) for rank in ranks]
@@ -197,7 +197,7 @@ def _rows(
 
 
 def span_words(span: Span) -> str:
-    """The span's name and kind."""
+    """The name and kind of a span as text."""
     kind = words.part(span.kind)
     return f"{span.name} ({kind})" if span.name and span.name != span.kind else kind
 

@@ -1,4 +1,4 @@
-"""Figures as ``data`` and ``layout`` in plotly's format, with colours as variables of the report's style sheet."""
+"""Builds figures as ``data`` and ``layout`` in plotly's format, with colours as variables of the report's style sheet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddpdoctor.report import words
 from ddpdoctor.report.charts.scale import finite_or_none
 
 Spec = dict[str, Any]
-"""``{"data": [...], "layout": {...}}``: what ``Plotly.newPlot`` and ``plotly.graph_objects.Figure`` take."""
+"""``{"data": [...], "layout": {...}}``, the arguments of ``Plotly.newPlot`` and ``plotly.graph_objects.Figure``."""
 
 _VARIABLE = re.compile(r"var\(--([\w-]+)\)")
 _DIGITS = 5
@@ -24,18 +24,18 @@ _DIGITS = 5
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper limits of the numbers in a figure."""
+    """Maximum numbers of elements in a figure."""
 
     points: int
-    """Points in time of a line or a map."""
+    """Points of a line, columns of a map."""
     rows: int
     """Rows of a map."""
     spans: int
     """Spans of a timeline."""
 
 
-WHOLE = Detail(points=100_000, rows=100_000, spans=20_000)
-"""Full detail; for a timeline, as many spans as browsers can still move."""
+FULL_DETAIL = Detail(points=100_000, rows=100_000, spans=20_000)
+"""Full detail. Browsers cannot move a timeline of more spans."""
 
 
 def figure(data: list[dict[str, Any]], title: str, **layout: Any) -> Spec:
@@ -50,7 +50,7 @@ def figure(data: list[dict[str, Any]], title: str, **layout: Any) -> Spec:
 
 
 def number_axis(what: str) -> dict[str, Any]:
-    """An axis of numbers, the first with a name: "step 20", "40", "60"."""
+    """An axis of numbers. The first tick label has a name: "step 20", "40", "60"."""
     return {"tickprefix": f"{what} ", "showtickprefix": "first", "tickformat": ",~f", "hoverformat": ",~f"}
 
 
@@ -71,7 +71,7 @@ def texts(names: Iterable[str]) -> list[str]:
 
 
 def colour_variable(name: str) -> str:
-    """The CSS variable of a colour, which the page resolves, in light or dark mode."""
+    """A reference to the CSS variable of a colour, which the page resolves in light or dark mode."""
     return f"var(--{name})"
 
 
@@ -80,14 +80,14 @@ def kind_colour(kind: str) -> str:
     return colour_variable(kind if kind in words.PART_LABELS else "other")
 
 
-def short(values: Sequence[float | None], digits: int = _DIGITS) -> list[float | None]:
+def rounded(values: Sequence[float | None], digits: int = _DIGITS) -> list[float | None]:
     """``values`` with ``digits`` significant digits; None if not finite."""
     numbers = map(finite_or_none, values)
     return [None if number is None else float(f"{number:.{digits}g}") for number in numbers]
 
 
 def with_colours(value: Any, colours: Mapping[str, str]) -> Any:
-    """``value``, a figure or a part of one, with the colour variables replaced by ``colours``."""
+    """``value``, a figure or a part of one, with colour variables replaced by ``colours``."""
     if isinstance(value, str):
         return _VARIABLE.sub(lambda found: colours[found[1]], value) if "var(" in value else value
     if isinstance(value, dict):

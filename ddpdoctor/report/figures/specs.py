@@ -1,4 +1,4 @@
-"""All figures of a diagnosis."""
+"""Builds all figures of a diagnosis."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.report import words
 from ddpdoctor.report.charts.bandwidth import bandwidth_data, point_words
 from ddpdoctor.report.charts.bars import Breakdown, WaterfallRow, breakdown, part_detail, waterfall
-from ddpdoctor.report.charts.lateness import LateData, late_cells, late_data
-from ddpdoctor.report.charts.lines import LineData, top_of
+from ddpdoctor.report.charts.lateness import LatenessData, late_cells, late_data
+from ddpdoctor.report.charts.lines import LineData, axis_maximum
 from ddpdoctor.report.charts.scale import Numbers, groups, mean, thin
 from ddpdoctor.report.charts.series import step_time_data, telemetry_data
 from ddpdoctor.report.charts.timeline import StepData, kinds, lanes_of, merge, span_words, step_data
 from ddpdoctor.report.figures.spec import (
-    WHOLE,
+    FULL_DETAIL,
     Detail,
     Spec,
     colour_variable,
@@ -33,7 +33,7 @@ from ddpdoctor.report.figures.spec import (
     light_colours,
     number_axis,
     quantity_axis,
-    short,
+    rounded,
     text,
     texts,
     with_colours,
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 
 def figure_specs(diagnosis: Diagnosis) -> dict[str, Spec]:
-    """The figures for which the diagnosis has numbers, by name, in this order: ``waterfall``, ``run``, ``breakdown``,
-    ``step_times``, ``lateness``, ``timeline``, ``bandwidth``, and ``telemetry_<quantity>`` for each quantity."""
+    """The figures for which the diagnosis has numbers, by name: ``waterfall``, ``run``, ``breakdown``, ``step_times``, ``lateness``,
+    ``timeline``, ``bandwidth``, and ``telemetry_<quantity>`` for each quantity, in this order."""
     found: dict[str, Spec] = {}
     rows, parts = waterfall(diagnosis), breakdown(diagnosis)
     if rows:
@@ -55,13 +55,13 @@ def figure_specs(diagnosis: Diagnosis) -> dict[str, Spec]:
         found["run"] = run
     if parts is not None:
         found["breakdown"] = breakdown_figure(parts)
-    found |= interactive_specs(interactive_data(diagnosis), WHOLE)
+    found |= interactive_specs(interactive_data(diagnosis), FULL_DETAIL)
     transfers = bandwidth_data(diagnosis)
     if transfers:
         found["bandwidth"] = _bandwidth_figure(transfers)
     for field, data in telemetry_data(diagnosis).items():
         name = f"telemetry_{re.sub(r'[^a-z0-9]+', '_', field.lower())[:60]}"
-        found[name if name not in found else f"{name}_{len(found)}"] = line_figure(data, WHOLE)
+        found[name if name not in found else f"{name}_{len(found)}"] = line_figure(data, FULL_DETAIL)
     return found
 
 
@@ -69,17 +69,17 @@ class InteractiveData(msgspec.Struct, frozen=True):
     """The numbers of the report's interactive charts."""
 
     times: LineData | None
-    late: LateData | None
+    late: LatenessData | None
     step: StepData | None
 
 
 def interactive_data(diagnosis: Diagnosis) -> InteractiveData:
-    """The numbers of the interactive charts, which are drawn several times."""
+    """The numbers of the interactive charts."""
     return InteractiveData(step_time_data(diagnosis), late_data(diagnosis), step_data(diagnosis))
 
 
 def interactive_specs(data: InteractiveData, detail: Detail) -> dict[str, Spec]:
-    """The interactive charts as figures with at most ``detail`` numbers."""
+    """The interactive charts as figures, limited to ``detail``."""
     found: dict[str, Spec] = {}
     if data.times is not None:
         found["step_times"] = line_figure(data.times, detail)
@@ -91,8 +91,8 @@ def interactive_specs(data: InteractiveData, detail: Detail) -> dict[str, Spec]:
 
 
 def _bandwidth_figure(transfers: dict[str, list[BandwidthPoint]]) -> Spec:
-    everything = [point.bytes for points in transfers.values() for point in points]
-    low, high = math.floor(math.log2(min(everything))), math.ceil(math.log2(max(everything)))
+    sizes_bytes = [point.bytes for points in transfers.values() for point in points]
+    low, high = math.floor(math.log2(min(sizes_bytes))), math.ceil(math.log2(max(sizes_bytes)))
     ticks = [2.0**exponent for exponent in range(low, high + 1, max(1, (high - low) // 6))]
     traces = [
         {
@@ -100,7 +100,7 @@ def _bandwidth_figure(transfers: dict[str, list[BandwidthPoint]]) -> Spec:
             "mode": "lines+markers",
             "name": text(operation),
             "x": [point.bytes for point in points],
-            "y": short([point.bus_gb_per_s for point in points]),
+            "y": rounded([point.bus_gb_per_s for point in points]),
             "line": {"color": colour_variable(f"l{number % 6}")},
             "hovertext": texts(point_words(operation, point) for point in points),
             "hovertemplate": "%{hovertext}<extra></extra>",
@@ -117,23 +117,23 @@ def _bandwidth_figure(transfers: dict[str, list[BandwidthPoint]]) -> Spec:
 
 
 SHADE_DIGITS = 3
-"""Significant digits of a cell, as in the report's texts; it is drawn in one of six shades."""
+"""Significant digits of a cell, as in the report's texts."""
 _DASHES = ("solid", "7px,2px", "3px,2px", "solid", "9px,3px,2px,3px", "solid")
-"""Dashes of the lines by number, as in the report's style sheet."""
+"""Dash patterns of the lines by number, as in the report's style sheet."""
 
 _MARK_COLOURS = {"pause": "critical", "periodic": "critical", "change": "ink", "growth": "ink"}
 _MARK_DASHES = {"pause": "solid", "periodic": "solid", "change": "6px,4px", "growth": "2px,3px"}
 
 
 def line_figure(data: LineData, detail: Detail) -> Spec:
-    """The lines, and the band from minimum to maximum if there are many lines."""
-    frame = data.frame
-    x = [frame.x[group.start] for group in groups(len(frame.x), detail.points)]
-    form, unit = (".4~s", "B") if frame.binary else (".5~g", f" {frame.unit}" if frame.unit else "")
+    """Line chart, with a band from minimum to maximum if there are many lines."""
+    axes = data.axes
+    x = [axes.x[group.start] for group in groups(len(axes.x), detail.points)]
+    form, unit = (".4~s", "B") if axes.binary else (".5~g", f" {axes.unit}" if axes.unit else "")
     traces: list[dict[str, Any]] = []
 
     def band(values: Numbers, **more: Any) -> dict[str, Any]:
-        return {"type": "scatter", "mode": "lines", "x": x, "y": short(values), "hoverinfo": "skip", **more}
+        return {"type": "scatter", "mode": "lines", "x": x, "y": rounded(values), "hoverinfo": "skip", **more}
 
     if data.low:
         edge = {"width": 0, "color": colour_variable("band")}
@@ -147,21 +147,21 @@ def line_figure(data: LineData, detail: Detail) -> Spec:
     for number, (name, values) in enumerate(data.lines):
         y, colour, dash = thin(values, detail.points, mean), f"l{number % 6}", _DASHES[number % len(_DASHES)]
         mode, hover = "lines+markers" if len(x) < 3 else "lines", f"%{{y:{form}}}{text(unit)}"
-        traces.append(_line(name, x, short(y), colour, dash, mode, hovertemplate=hover))
-    top = top_of(data)
+        traces.append(_line(name, x, rounded(y), colour, dash, mode, hovertemplate=hover))
+    top = axis_maximum(data)
     for mark in data.marks:
         lines = mark.lines(top)
         marked_x = [place for x0, _, x1, _ in lines for place in (x0, x1, None)]
-        marked_y = [place for _, y0, _, y1 in lines for place in (*short([y0, y1]), None)]
+        marked_y = [place for _, y0, _, y1 in lines for place in (*rounded([y0, y1]), None)]
         colour, dash = _MARK_COLOURS[mark.kind], _MARK_DASHES[mark.kind]
         traces.append(_line(mark.label, marked_x, marked_y, colour, dash, hoverinfo="skip"))
     return figure(
         traces,
-        frame.title,
+        axes.title,
         hovermode="x unified",
         showlegend=True,
-        xaxis=number_axis(frame.x_label),
-        yaxis={**quantity_axis(frame.unit), "rangemode": "tozero", "range": [0, top]},
+        xaxis=number_axis(axes.x_label),
+        yaxis={**quantity_axis(axes.unit), "rangemode": "tozero", "range": [0, top]},
     )
 
 
@@ -172,8 +172,8 @@ def _line(
     return {"type": "scatter", "mode": mode, "name": text(name), "x": x, "y": y, "line": line, **hover}
 
 
-def late_figure(data: LateData, detail: Detail) -> Spec:
-    """Heat map with one row per rank, in the shades of the report's map."""
+def late_figure(data: LatenessData, detail: Detail) -> Spec:
+    """Heat map of lateness with one row per rank or group of ranks, in the shades of the report's map."""
     shared = late_cells(data.rows, detail.rows, detail.points)
     bounds = data.bounds
     top = 2 * bounds[-1] - (bounds[-2] if len(bounds) > 1 else 0.0)
@@ -190,7 +190,7 @@ def late_figure(data: LateData, detail: Detail) -> Spec:
         "type": "heatmap",
         "x": x,
         "y": [f"rank {label}" for label in shared.labels],
-        "z": [short(row, SHADE_DIGITS) for row in shared.cells],
+        "z": [rounded(row, SHADE_DIGITS) for row in shared.cells],
         "zmin": 0,
         "zmax": top,
         "colorscale": scale,
@@ -209,34 +209,34 @@ def late_figure(data: LateData, detail: Detail) -> Spec:
 
 
 _MIN_GAP_SHARE = 1e-6
-"""Spans of one kind with a smaller gap, as a share of the step, are drawn as one at any zoom."""
+"""Spans of a kind are joined if the gap between them is below this share of the step."""
 _ROW_HEIGHT, _MARGINS = 22, 140
-_FALL_COLOURS = {"measured": "l5", "saving": "critical", "bound": "critical", "goal": "healthy"}
-"""A bound has it as outline."""
+_WATERFALL_COLOURS = {"measured": "l5", "saving": "critical", "bound": "critical", "goal": "healthy"}
+"""Colours by kind of bar. For "bound" it is the colour of the outline."""
 
 
 def step_figure(data: StepData, detail: Detail) -> Spec:
-    """Spans on one clock, one row per rank and lane."""
+    """Timeline of a step with one row per rank and lane."""
     spans = merge(data.spans, data.length_ms, _MIN_GAP_SHARE, detail.spans)
     rows = [f"rank {rank} {lane}" for rank, lanes in lanes_of(data.ranks, spans) for lane in lanes]
     traces = []
     by_kind: dict[str, list[Span]] = {kind: [] for kind in kinds(spans)}
     for span in spans:
         by_kind[span.kind].append(span)
-    for kind, own in by_kind.items():
+    for kind, spans_of_kind in by_kind.items():
         traces.append(
             _bar(
                 words.part(kind),
                 kind,
                 {
-                    "y": texts(f"rank {span.rank} {span.lane}" for span in own),
-                    "base": short([span.start_ms for span in own]),
-                    "x": short([span.duration_ms for span in own]),
+                    "y": texts(f"rank {span.rank} {span.lane}" for span in spans_of_kind),
+                    "base": rounded([span.start_ms for span in spans_of_kind]),
+                    "x": rounded([span.duration_ms for span in spans_of_kind]),
                     "width": 0.86,
                 },
                 hovertext=texts(
                     f"{span_words(span)} {words.milliseconds(span.duration_ms)} from {words.milliseconds(span.start_ms)}"
-                    for span in own
+                    for span in spans_of_kind
                 ),
                 hovertemplate="%{y}: %{hovertext}<extra></extra>",
                 textposition="none",
@@ -253,7 +253,7 @@ def step_figure(data: StepData, detail: Detail) -> Spec:
 
 
 def breakdown_figure(data: Breakdown) -> Spec:
-    """One stacked bar per rank."""
+    """Stacked bars of the step time, one per rank."""
     labels = [f"{label} ({detail})" if detail else label for label, detail, _ in data.bars]
     factor, unit = (100.0, "%") if data.shares else (1.0, "ms")
     traces = [
@@ -262,7 +262,7 @@ def breakdown_figure(data: Breakdown) -> Spec:
             part,
             {
                 "y": texts(labels),
-                "x": short([factor * max(values.get(part, 0.0), 0.0) for _, _, values in data.bars]),
+                "x": rounded([factor * max(values.get(part, 0.0), 0.0) for _, _, values in data.bars]),
             },
             hovertemplate=f"%{{y}}: %{{x:.4~g}} {unit}",
         )
@@ -272,40 +272,40 @@ def breakdown_figure(data: Breakdown) -> Spec:
 
 
 def run_figure(diagnosis: Diagnosis) -> Spec | None:
-    """The wall time of the run as one bar, in seconds by part; None where it is not known."""
+    """Stacked bar of the wall time of the run by part, in seconds; None if it is unknown."""
     traces = []
     for part, value in words.run_parts(diagnosis).items():
         name = f"{words.part(part)}{words.in_parentheses(part_detail(diagnosis, part))}"
-        traces.append(_bar(name, part, {"y": [""], "x": short([value])}, hovertemplate="%{x:.4~g} s"))
+        traces.append(_bar(name, part, {"y": [""], "x": rounded([value])}, hovertemplate="%{x:.4~g} s"))
     return _stacked(traces, "The whole run", [""], "s", 60) if traces else None
 
 
 def _bar(name: str, kind: str, places: dict[str, Any], **hover: Any) -> dict[str, Any]:
-    """Horizontal bars of one kind; ``places``: their rows, starts and lengths."""
-    own = {"type": "bar", "orientation": "h", "name": text(name)}
-    return {**own, **places, "marker": _marker(kind), **hover}
+    """Trace of horizontal bars of one kind. ``places``: their rows, starts and lengths."""
+    trace = {"type": "bar", "orientation": "h", "name": text(name)}
+    return {**trace, **places, "marker": _marker(kind), **hover}
 
 
 def _stacked(traces: list[dict[str, Any]], title: str, rows: list[str], unit: str, height: int) -> Spec:
-    """A figure of stacked bars; ``height`` in pixels, without the margins."""
+    """Figure of stacked bars. ``height``: pixels without the margins."""
     axes = {"xaxis": quantity_axis(unit), "yaxis": _rows(rows)}
     return figure(traces, title, barmode="stack", height=_MARGINS + height, **axes)
 
 
 def waterfall_figure(rows: list[WaterfallRow]) -> Spec:
-    """Potential savings: bars from the measured step time downwards."""
-    # Positions on the axis must be unique, labels need not be.
+    """Waterfall chart of the potential savings, starting from the measured step time."""
+    # Positions on the axis must be unique, and labels may not be.
     places = list(range(len(rows)))
     bar_trace = {
         "type": "bar",
         "orientation": "h",
         "y": places,
-        "base": short([bar.from_ms for bar in rows]),
-        "x": short([bar.ms for bar in rows]),
+        "base": rounded([bar.from_ms for bar in rows]),
+        "x": rounded([bar.ms for bar in rows]),
         "marker": {
-            "color": ["rgba(0,0,0,0)" if bar.kind == "bound" else _fall_colour(bar) for bar in rows],
+            "color": ["rgba(0,0,0,0)" if bar.kind == "bound" else _waterfall_colour(bar) for bar in rows],
             "line": {
-                "color": [_fall_colour(bar) for bar in rows],
+                "color": [_waterfall_colour(bar) for bar in rows],
                 "width": [2 * (bar.kind == "bound") for bar in rows],
             },
         },
@@ -318,7 +318,7 @@ def waterfall_figure(rows: list[WaterfallRow]) -> Spec:
         {
             "type": "scatter",
             "mode": "lines+markers",
-            "x": short(bar.ends_ms),
+            "x": rounded(bar.ends_ms),
             "y": [place, place],
             "line": {"color": colour_variable("ink"), "width": 1.5},
             "marker": {"symbol": "line-ns-open", "size": 8},
@@ -342,15 +342,15 @@ def waterfall_figure(rows: list[WaterfallRow]) -> Spec:
     )
 
 
-def _fall_colour(bar: WaterfallRow) -> str:
-    return colour_variable(_FALL_COLOURS[bar.kind])
+def _waterfall_colour(bar: WaterfallRow) -> str:
+    return colour_variable(_WATERFALL_COLOURS[bar.kind])
 
 
 def _marker(kind: str) -> dict[str, Any]:
     if kind != "comm_wait":
         return {"color": kind_colour(kind), "line": {"width": 0}}
     ground, lines = colour_variable("comm_wait2"), colour_variable("comm_wait")
-    # Hatched as in the report, so that waiting is visible without its colour.
+    # Hatched as in the report, to be distinguishable without colours.
     return {
         "color": ground,
         "line": {"width": 0},
@@ -371,7 +371,7 @@ def _rows(labels: list[str]) -> dict[str, Any]:
 LIBRARY = "plotly-cartesian-3.1.0.min.js.gz"
 SHA256 = "xGK0ChpULhbDUz+X05+7uRr09SZ/PL8jvXDXhe/ETDg="
 BUDGET_BYTES = 80_000
-"""Most bytes of a report's packed figures: with the library, the style and the script at most 0.7 MB."""
+"""Maximum size of a report's packed figures: 0.7 MB together with the library, the style and the script."""
 _DETAILS = (
     Detail(points=1000, rows=64, spans=6000),
     Detail(points=480, rows=64, spans=3000),
@@ -380,11 +380,11 @@ _DETAILS = (
     Detail(points=120, rows=32, spans=600),
     Detail(points=60, rows=16, spans=200),
 )
-"""Levels of detail, from fine to coarse; the first that fits :data:`BUDGET_BYTES` is used."""
+"""Levels of detail, from fine to coarse. The first whose figures fit :data:`BUDGET_BYTES` is used, else the last."""
 
 
 class PlotlyBundle(msgspec.Struct, frozen=True):
-    """Library and figures as base64 of gzip, for ``script`` elements of type ``text/plain``."""
+    """Library and figures as base64-encoded gzip data, for ``script`` elements of type ``text/plain``."""
 
     library: str
     figures: str
@@ -392,7 +392,7 @@ class PlotlyBundle(msgspec.Struct, frozen=True):
 
 
 def interactive_bundle(data: InteractiveData) -> PlotlyBundle | None:
-    """The bundle of the report's interactive charts; None if there are none."""
+    """The bundle of the report's interactive charts, in the finest detail that fits; None if there are no charts."""
     packed_figures, names = "", []
     for detail in _DETAILS:
         specs = interactive_specs(data, detail)

@@ -1,1 +1,1 @@
-"""Generated traces of GPU jobs, from a small simulator of the exam's own: hosts that issue, devices that run, links."""
+"""Generated traces of GPU jobs, from the exam's own small simulator of hosts, devices and links."""

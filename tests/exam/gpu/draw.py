@@ -1,4 +1,4 @@
-"""Draws one simulated job with its faults from a seed, and knows what each fault costs."""
+"""Draws a simulated job with its faults from a seed, and computes the cost of each fault."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from .simulate import Planned, Rank, Recorded, Setup, run, step_us
 
 HEALTHY_SHARE, TWO_SHARE = 0.2, 0.2
 SHORT_HEALTHY_SHARE, SHORT_STEPS = 0.5, (2, 4)
-"""Of windows of so few steps, half are of healthy jobs, and no job has two faults."""
-LEAST_SHARE, MOST_SHARE = 0.08, 0.45
+"""Short windows: share of healthy jobs, and range of the number of steps. No job has two faults."""
+MIN_SHARE, MAX_SHARE = 0.08, 0.45
 CHEAP_SHARE = 0.04
 EXPOSED_SHARE = 0.05
-"""From this part of the step on, transfer that stays bare though it starts as early as it can is worth a word: a job
-without a fault may be bound by its network, and to say so is true. DDP's buckets leave the last one bare whatever is
-done about overlap, so it is no fault, and nothing but less or quicker transfer mends it."""
+"""Minimum share of the step of exposed transfer for which a communication-bound finding is tolerated in a job without a fault. The
+transfer of DDP's last bucket is always exposed, and only less or faster transfer helps."""
 WARM = 3
 SLOW_COMPUTE, UNEVEN = "rank-imbalance/slow-compute", "rank-imbalance/uneven-work"
 HOST, RARE, LATE = "rank-imbalance/host-work", "rank-imbalance/intermittent", "allreduce/late-rank"
@@ -43,15 +42,15 @@ LINES = {
     "syncs": ("checks.py", 30),
     "python-all": ("reporting.py", 17),
 }
-"""Where stacks are recorded: the function whose frame carries the fault."""
+"""Source lines of the faults, visible if stacks are recorded."""
 
 
 def rules_of(kind: str, recorded: Recorded, *, short: bool = False) -> tuple[str, ...]:
-    """Rules that name the fault rightly by their pages, given what the traces can show: a window of few steps need not show the cause."""
+    """Rules that are right for the fault by their pages, given what the traces can show. A short window need not show the cause."""
     if short and kind in ONE_RANK:
         return (*rules_of(kind, recorded), UNEXPLAINED)
     seen = recorded.operators
-    nameless = () if seen else (LATE,)
+    without_operators = () if seen else (LATE,)
     return {
         "slow-kernels": (SLOW_COMPUTE,),
         "throttled": (SLOW_COMPUTE, "rank-imbalance/throttled-gpu"),
@@ -62,8 +61,8 @@ def rules_of(kind: str, recorded: Recorded, *, short: bool = False) -> tuple[str
         "late-data-all": ("dataloader/starved",)
         if seen
         else (PYTHON, "gpu/launch-bound", "gpu/host-bound", "dataloader/starved"),
-        "host-stall": (HOST, *nameless),
-        "rare-stall": (RARE, HOST, *nameless),
+        "host-stall": (HOST, *without_operators),
+        "rare-stall": (RARE, HOST, *without_operators),
         "python-all": (PYTHON,)
         if seen or recorded.runtime
         else (PYTHON, "gpu/launch-bound", "gpu/host-bound"),
@@ -76,7 +75,7 @@ def rules_of(kind: str, recorded: Recorded, *, short: bool = False) -> tuple[str
 
 
 def setup_of(seed: int, *, short: bool = False) -> Setup:
-    """The job of ``seed``, with its faults. ``short``: with a window of few steps."""
+    """The job of ``seed`` with its faults. ``short``: with a window of few steps."""
     draw = random.Random(f"exam gpu {'short ' if short else ''}{seed}")
     hosts = draw.choice((1, 1, 2, 2, 3, 4))
     each = draw.choice((1, 2, 2, 4) if hosts > 1 else (2, 2, 3, 4, 8))
@@ -159,20 +158,20 @@ def _faults(draw: random.Random, setup: Setup, steps_seen: int) -> tuple[Planned
         return (_fault(draw, setup, draw.choice(pool), base_us, steps_seen),)
     one = draw.choice([kind for kind in ONE_RANK if kind not in ("rare-stall", "extra-after")])
     other = draw.choice(
-        [kind for kind in (*ONE_RANK[:-1], "late-data-all", "python-all") if not _alike(kind, one)]
+        [kind for kind in (*ONE_RANK[:-1], "late-data-all", "python-all") if not _same_finding(kind, one)]
     )
     return tuple(_fault(draw, setup, kind, base_us, steps_seen) for kind in (one, other))
 
 
-def _alike(kind: str, other: str) -> bool:
-    """Two faults that one rule would rightly tell as one."""
+def _same_finding(kind: str, other: str) -> bool:
+    """Whether one finding of one rule would be right for both faults."""
     stretched = ("slow-kernels", "throttled", "uneven", "extra-forward", "extra-after")
     outside = ("extra-after", "host-stall", "python-all", "late-data", "late-data-all")
     return any(kind in group and other in group for group in (stretched, outside))
 
 
 def _fault(draw: random.Random, setup: Setup, kind: str, base_us: float, steps_seen: int) -> Planned:
-    share = draw.uniform(LEAST_SHARE, MOST_SHARE)
+    share = draw.uniform(MIN_SHARE, MAX_SHARE)
     us = share / (1 - share) * base_us
     ranks: tuple[int, ...] | None = (draw.randrange(setup.world),) if kind in ONE_RANK else None
     backward_us = 2.06 * sum(setup.layers_us)
@@ -192,7 +191,7 @@ def _fault(draw: random.Random, setup: Setup, kind: str, base_us: float, steps_s
 
 
 def case_of(setup: Setup) -> tuple[Case, list[Rank]]:
-    """The truth about ``setup`` from runs with all its faults and without each, and the ranks of the first."""
+    """(Ground truth of ``setup``, from simulations with all faults and without each; the ranks of the simulation with all faults)."""
     ranks = run(setup)
     first = max(setup.recorded.first_step)
     last = min(setup.recorded.last_step)
@@ -214,8 +213,10 @@ def case_of(setup: Setup) -> tuple[Case, list[Rank]]:
         faults.append(Fault(one.kind, rules, one.ranks, price, lines, seen_once, alone))
         if price * 1000 < CHEAP_SHARE * with_all:
             doubts.append(f"cheap: {one.kind} costs {price:.3f} of {with_all / 1000:.2f} ms")
-    bare = with_all - step_us(run(dataclasses.replace(setup, bytes_per_us=1e12, latency_us=0.0)), first, last)
-    tolerated = _tolerated(setup, bare / with_all)
+    exposed_us = with_all - step_us(
+        run(dataclasses.replace(setup, bytes_per_us=1e12, latency_us=0.0)), first, last
+    )
+    tolerated = _tolerated(setup, exposed_us / with_all)
     shape = {
         "world": setup.world,
         "hosts": len(set(setup.host_of)),
@@ -225,21 +226,21 @@ def case_of(setup: Setup) -> tuple[Case, list[Rank]]:
         "noise": [setup.kernel_noise, setup.host_noise],
         "recorded": dataclasses.asdict(setup.recorded),
         "faults": [dataclasses.asdict(fault) for fault in setup.faults],
-        "bare_transfer": round(bare / with_all, 3),
+        "bare_transfer": round(exposed_us / with_all, 3),
     }
-    told = setup.recorded.step_annotations or setup.recorded.operators
+    steps_are_known = setup.recorded.step_annotations or setup.recorded.operators
     step_ms = with_all / 1000
     joint = None if none is None else (with_all - none) / 1000
-    planted = (tuple(faults), tolerated, shape, tuple(doubts), told, joint)
+    planted = (tuple(faults), tolerated, shape, tuple(doubts), steps_are_known, joint)
     return Case(setup.seed, "short" if setup.short else "generated", step_ms, *planted), ranks
 
 
-def _tolerated(setup: Setup, bare_share: float) -> tuple[str, ...]:
-    """What is true of the job beside its faults: transfers are exposed; reading the loss lays the host's work bare."""
+def _tolerated(setup: Setup, exposed_share: float) -> tuple[str, ...]:
+    """Rules that apply to the job regardless of its faults: exposed transfer, and the device sync when it reads the loss."""
     kinds = {fault.kind for fault in setup.faults}
-    true = (SYNC,) if setup.reads_loss else ()
-    if bare_share >= EXPOSED_SHARE:
-        true += ("allreduce/communication-bound",)
+    rules = (SYNC,) if setup.reads_loss else ()
+    if exposed_share >= EXPOSED_SHARE:
+        rules += ("allreduce/communication-bound",)
     if kinds & {"no-overlap", "small-buckets", "slow-link"}:
-        true += ("allreduce/communication-bound", "allreduce/not-overlapped", "allreduce/slow-transfer")
-    return true
+        rules += ("allreduce/communication-bound", "allreduce/not-overlapped", "allreduce/slow-transfer")
+    return rules

@@ -1,5 +1,5 @@
-"""What a simulated job is like, and what is wrong with it; and its run: each rank's host issues kernels, its device runs them in order,
-collectives wait for all members."""
+"""Simulates a GPU job with faults: each rank's host issues kernels, its device runs them in order, and collectives wait for all
+members."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """One fault: ``us`` is its size in a step that has it, every ``every``-th one; ``ranks`` None: all alike."""
+    """A fault of size ``us`` in every ``every``-th step. ``ranks``: None for all ranks equally."""
 
     kind: str
     ranks: tuple[int, ...] | None
@@ -26,7 +26,7 @@ class Planned:
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """What of the job the traces hold."""
+    """What the traces contain."""
 
     operators: bool
     stacks: bool
@@ -43,7 +43,7 @@ class Recorded:
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """One job. Times are microseconds of true time; ``layers_us`` are the forward's large kernels, first layer first."""
+    """A job. Times are microseconds of true time. ``layers_us``: the forward pass's large kernels, by layer."""
 
     seed: int
     host_of: tuple[int, ...]
@@ -84,7 +84,7 @@ STRETCH = ("slow-kernels", "throttled", "uneven")
 
 @dataclasses.dataclass(slots=True)
 class Event:
-    """Something that a profiler would see; ``thread`` is a host's thread or, on a device, a stream."""
+    """An event that a profiler would record. ``thread``: a thread of the host, or a stream of the device."""
 
     category: str
     name: str
@@ -97,7 +97,7 @@ class Event:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ready:
-    """One transfer's beginning on a rank: when its gradients are there, when the host issued it, and by which calls."""
+    """The start of a transfer on a rank: when its gradients are ready, when the host issued it, and the calls' correlation ids."""
 
     at: float
     issued: float
@@ -106,7 +106,7 @@ class Ready:
 
 
 class Rank:
-    """One rank's host and device while they run."""
+    """The state of one rank's host and device."""
 
     def __init__(self, setup: Setup, rank: int) -> None:
         self.setup, self.rank = setup, rank
@@ -124,7 +124,7 @@ class Rank:
         self.issued = 0
 
     def begin(self, step: int) -> None:
-        """The step's noise, drawn whole, so that a fault shifts none of it."""
+        """Begin a step. All its noise is drawn at once, so that faults do not shift it."""
         random = np.random.default_rng([self.setup.seed, self.rank, step])
         self.kernel_noise = 1 + self.setup.kernel_noise * random.standard_normal(400).clip(-3, 3)
         self.host_noise = 1 + self.setup.host_noise * random.exponential(1.0, 400)
@@ -132,7 +132,7 @@ class Rank:
         self.step_start.append(self.host)
 
     def note(self, category: str, name: str, start: float, thread: int = MAIN, **more: Any) -> None:
-        """What the host did from ``start`` until now."""
+        """Record an event of the host from ``start`` until now."""
         self.events.append(Event(category, name, thread, start, self.host, 0, more))
 
     def call(self, name: str, start: float, end: float, thread: int) -> int:
@@ -143,7 +143,7 @@ class Rank:
     def op(
         self, name: str, kernel: str, us: float, thread: int = MAIN, dims: Any = None, steady: bool = False
     ) -> None:
-        """An operator that launches one kernel; ``steady`` ones are of a fault, and take no noise from the others."""
+        """An operator that launches one kernel. ``steady``: it belongs to a fault and uses none of the step's noise."""
         noise = 1.0 if steady else float(self.host_noise[self.issued % 400])
         start = self.host
         launch = self.setup.launch_us * noise
@@ -172,7 +172,7 @@ class Rank:
         self.run("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", us, self.host, correlation, bytes=size)
 
     def wait(self, frame: str | None = None) -> None:
-        """``.item()``: the host waits for all that it issued."""
+        """``.item()``: the host waits for all work that it has issued."""
         start = self.host
         self.host += 5.0
         correlation = self.call("cudaMemcpyAsync", start + 2, self.host, MAIN)
@@ -186,7 +186,7 @@ class Rank:
             self.note("python_function", frame, start)
 
     def sleep(self, us: float, frame: str | None) -> None:
-        """Host work that no operator shows; the frame stands in the trace where stacks are recorded."""
+        """Host work outside operators. ``frame`` is in the trace if stacks are recorded."""
         start = self.host
         self.host += us
         if frame:
@@ -194,7 +194,7 @@ class Rank:
 
 
 def run(setup: Setup, faults: Iterable[Planned] | None = None) -> list[Rank]:
-    """All ranks after all steps, with ``faults`` instead of the setup's own where they are given."""
+    """Simulate all steps; returns the ranks. ``faults`` replace those of the setup, if given."""
     chosen = tuple(setup.faults if faults is None else faults)
     ranks = [Rank(setup, rank) for rank in range(setup.world)]
     for step in range(setup.steps):
@@ -255,7 +255,7 @@ def _until_backward(rank: Rank, step: int, active: list[Planned]) -> None:
 
 
 def _compute_more(rank: Rank, us: float) -> None:
-    """A loop of matrix products, ``us`` long on the device."""
+    """A loop of matrix products that takes ``us`` on the device."""
     for _ in range(4):
         rank.op(
             "aten::mm",
@@ -270,7 +270,7 @@ ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::rel
 
 
 def _buckets(setup: Setup, faults: tuple[Planned, ...]) -> list[list[tuple[int, float]]]:
-    """For each layer, the transfers (bytes) that may start once its gradients are there: by bucket, or in small pieces."""
+    """For each layer, the (bucket, bytes) of the transfers that may start when its gradients are ready."""
     layers = len(setup.layers_us)
     small = next((fault for fault in faults if fault.kind == "small-buckets"), None)
     starts: list[list[tuple[int, float]]] = [[] for _ in range(layers)]
@@ -286,7 +286,7 @@ def _buckets(setup: Setup, faults: tuple[Planned, ...]) -> list[list[tuple[int, 
 
 
 def _backward(rank: Rank, active: list[Planned], buckets: list[list[tuple[int, float]]]) -> list[Ready]:
-    """Issues the backward pass; for each transfer, when its gradients are there, when it was issued, and by which call."""
+    """Issue the backward pass. Returns the start of each transfer."""
     setup = rank.setup
     sized = {fault.kind: fault for fault in active}
     rank.host += 15.0
@@ -330,7 +330,7 @@ def _reduce(
     faults: tuple[Planned, ...],
     step: int,
 ) -> None:
-    """All transfers of the step: each begins on a rank when it is there, and ends for its group with the last one's part."""
+    """Simulate all transfers of a step. Each starts on a rank when it is ready, and ends together in its group."""
     sizes = [size for layer in reversed(buckets) for _, size in layer]
     hosts = sorted(set(setup.host_of))
     slow = {rank for fault in faults if fault.kind == "slow-link" for rank in fault.ranks or ()}
@@ -369,7 +369,7 @@ def _collective(
     group: int,
     random: np.random.Generator,
 ) -> dict[int, float]:
-    """One collective: each member's kernel from its own arrival to about the common end; returns each one's end."""
+    """Simulate a collective: each member's kernel lasts from its own arrival to about the common end. Returns the ends by rank."""
     starts = {rank: max(arrived[rank], ranks[rank].comm[stream]) + 1.0 for rank in members}
     end = max(starts.values()) + us
     early = ranks[0].setup.end_spread * us * random.random(len(members))
@@ -416,6 +416,6 @@ def _finish(rank: Rank, step: int, active: list[Planned]) -> None:
 
 
 def step_us(ranks: list[Rank], first: int, last: int) -> float:
-    """Mean step from the end of step ``first - 1`` to the end of step ``last``, on the devices of all ranks."""
+    """Mean step time between the end of step ``first - 1`` and the end of step ``last``, on the devices of all ranks."""
     ends = [max(rank.step_end[step] for rank in ranks) for step in (first - 1, last)]
     return (ends[1] - ends[0]) / (last - first + 1)

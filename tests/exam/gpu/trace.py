@@ -1,4 +1,4 @@
-"""Writes what a profiler would have kept of a simulated rank, as Kineto writes it."""
+"""Writes the trace that a profiler would record of a simulated rank, in Kineto's format."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaMemcpyAsync")
 
 
 def write(setup: Setup, ranks: list[Rank], folder: Path) -> None:
-    """One file for each rank, with what its window and its profiler's settings keep."""
+    """Write one file per rank, with the events that its window and profiler settings keep."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank in ranks:
         (folder / f"rank{rank.rank}.json").write_text(json.dumps(document(setup, rank)))
 
 
 def document(setup: Setup, rank: Rank) -> dict[str, Any]:
-    """The rank's trace file as an object."""
+    """The content of the rank's trace file."""
     recorded, me = setup.recorded, rank.rank
     first, last = recorded.first_step[me], recorded.last_step[me]
     cut = recorded.cut[me]
@@ -44,18 +44,18 @@ def document(setup: Setup, rank: Rank) -> dict[str, Any]:
         if not (opened <= event.start and event.end <= limit + 1.0) or not _is_kept(setup, event):
             continue
         if chance.random() >= recorded.lost_share:
-            events += _lines(setup, rank, event, number)
+            events += _event_lines(setup, rank, event, number)
     groups = [
         {"pg_name": "0", "pg_desc": "default_pg", "pg_size": setup.world, "ranks": list(range(setup.world))}
     ]
     if setup.hierarchical:
-        its = setup.on_host(setup.host_of[me])
+        members = setup.on_host(setup.host_of[me])
         groups.append(
             {
                 "pg_name": str(setup.host_of[me] + 1),
                 "pg_desc": "intra_host",
-                "pg_size": len(its),
-                "ranks": list(its),
+                "pg_size": len(members),
+                "ranks": list(members),
             }
         )
     return {
@@ -73,7 +73,7 @@ def document(setup: Setup, rank: Rank) -> dict[str, Any]:
         },
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": BASE_NS,
-        "traceEvents": _names(rank) + events,
+        "traceEvents": _metadata_events(rank) + events,
     }
 
 
@@ -91,7 +91,7 @@ def _is_kept(setup: Setup, event: Event) -> bool:
     }[event.category]
 
 
-def _lines(setup: Setup, rank: Rank, event: Event, number: int) -> list[dict[str, Any]]:
+def _event_lines(setup: Setup, rank: Rank, event: Event, number: int) -> list[dict[str, Any]]:
     device = _local(setup, rank.rank)
     on_device = event.category in ON_DEVICE
     ts, end = _local_us(setup, rank.rank, event.start), _local_us(setup, rank.rank, event.end)
@@ -118,7 +118,7 @@ def _lines(setup: Setup, rank: Rank, event: Event, number: int) -> list[dict[str
     line["args"] = args
     out = [line]
     if event.name.startswith("nccl"):
-        _tell_collective(setup, event, args)
+        _add_metadata(setup, event, args)
     else:
         args |= {key: value for key, value in event.more.items() if setup.recorded.shapes or key == "bytes"}
     flow = {"id": event.correlation, "cat": "ac2g", "name": "ac2g", **where, "ts": ts}
@@ -129,10 +129,10 @@ def _lines(setup: Setup, rank: Rank, event: Event, number: int) -> list[dict[str
     return out
 
 
-def _tell_collective(setup: Setup, event: Event, args: dict[str, Any]) -> None:
-    """Adds to ``args`` what NCCL tells of the kernel, where the profiler was new enough to keep it."""
+def _add_metadata(setup: Setup, event: Event, args: dict[str, Any]) -> None:
+    """Add NCCL's metadata of the kernel to ``args``, if the simulated profiler records it."""
     more, recorded = event.more, setup.recorded
-    told = {
+    metadata = {
         "Collective name": "allreduce",
         "In msg nelems": more["elements"],
         "Out msg nelems": more["elements"],
@@ -145,13 +145,13 @@ def _tell_collective(setup: Setup, event: Event, args: dict[str, Any]) -> None:
         "Process Group Ranks": str(list(more["members"])),
     }
     if recorded.sequence_numbers:
-        told["Seq"] = more["sequence"]
+        metadata["Seq"] = more["sequence"]
     if recorded.nccl_metadata:
-        args.update(told)
+        args.update(metadata)
 
 
 def number_collectives(ranks: list[Rank]) -> None:
-    """Gives each rank's collectives their sequence number in their group."""
+    """Set the sequence number in the group for each rank's collectives."""
     for rank in ranks:
         counts: dict[int, int] = {}
         for event in rank.events:
@@ -165,12 +165,12 @@ def _local(setup: Setup, rank: int) -> int:
 
 
 def _local_us(setup: Setup, rank: int, true_us: float) -> float:
-    """True microseconds on the clock of the rank's host."""
+    """A true time, µs, on the clock of the rank's host."""
     host = setup.host_of[rank]
     return round(setup.offset_us[host] + true_us * (1 + setup.drift_ppm[host] * 1e-6), 3)
 
 
-def _names(rank: Rank) -> list[dict[str, Any]]:
+def _metadata_events(rank: Rank) -> list[dict[str, Any]]:
     def name(what: str, pid: int, tid: int, key: str, value: object) -> dict[str, Any]:
         return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": {key: value}}
 

@@ -1,1 +1,1 @@
-"""Real programs of drawn shape, run on CPU ranks over Gloo with and without their faults."""
+"""Real programs of random shape, run on CPU ranks over Gloo with and without their faults."""

@@ -1,4 +1,4 @@
-"""Puts a drawn program together from texts, and knows on which lines its faults stand: inline, or in a helper that another module calls."""
+"""Composes a random program from texts, and tracks the lines of its faults, which are inline or in a helper module."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from pathlib import Path
 
 from . import structures, support, texts
 
-PLACE = re.compile(r"^(\s*)@\{(\w+)\}$")
-WORD = re.compile(r"@\{(\w+)\}")
+PLACEHOLDER_LINE = re.compile(r"^(\s*)@\{(\w+)\}$")
+PLACEHOLDER = re.compile(r"@\{(\w+)\}")
 MARK = re.compile(r"\s*#@([\w-]+)$")
 
 Lines = dict[str, list[tuple[str, int]]]
 
 
 def fill(text: str, values: dict[str, str]) -> str:
-    """``text`` with its places filled, whole blocks at the indentation of their place."""
+    """``text`` with its placeholders replaced by ``values``. Blocks get the indentation of their placeholder."""
     out = []
     for line in text.splitlines():
-        place = PLACE.match(line)
+        place = PLACEHOLDER_LINE.match(line)
         if place:
             block = fill(values.get(place[2], ""), values)
             out += [place[1] + each if each else each for each in block.splitlines()]
         else:
-            out.append(WORD.sub(lambda word: values[word[1]], line))
+            out.append(PLACEHOLDER.sub(lambda word: values[word[1]], line))
     return "".join(f"{line}\n" for line in out)
 
 
 def write(folder: Path, files: dict[str, str]) -> Lines:
-    """Writes the files without their marks; returns the lines that each mark stood on."""
+    """Write the files without their marks. Returns the lines of each mark."""
     lines: Lines = defaultdict(list)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
@@ -45,7 +45,7 @@ def write(folder: Path, files: dict[str, str]) -> Lines:
 
 
 def files_of(structure: str, model: str, data: str, values: dict[str, str]) -> dict[str, str]:
-    """All files of one program, marks included."""
+    """All files of a program, with marks."""
     parts = {"head": structures.HEAD, "tail": structures.TAIL, "setup": texts.SETUP, **values}
     core = texts.ACCUMULATED if int(values["parts"]) > 1 else texts.PLAIN
     parts["body"] = core
@@ -120,10 +120,10 @@ HELPER_HEAD = "import gc\nimport json\nimport time\nimport torch\nimport torch.d
 
 
 def plant(
-    draw: random.Random, key: str, snippet: str, helpers: dict[str, str], apart: bool
+    draw: random.Random, key: str, snippet: str, helpers: dict[str, str], in_helper: bool
 ) -> tuple[str, str]:
-    """The lines for the fault's place and the import they need; where ``apart``, the work stands in a helper's file."""
-    if not apart:
+    """(Lines of the fault, import that they need). ``in_helper``: put the work into a helper module."""
+    if not in_helper:
         return SNIPPETS[snippet].format(amount=f'amount("{key}")', key=key), ""
     module = draw.choice([name for name in HELPERS if f"{name}.py" not in helpers])
     name = draw.choice(NAMES)

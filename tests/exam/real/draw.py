@@ -1,4 +1,4 @@
-"""Draws one program with its faults from a seed."""
+"""Draws a program with its faults from a seed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .compose import HELPER_HEAD, UNIT, Lines, files_of, fill, plant, write
 from .kinds import EPOCH_STEPS, KINDS, WITH_ANOTHER, Asked
 
 RECORDED_S = 4.0
-TIMED_S, LEAST_ROUNDS, MOST_ROUNDS = 5.0, 3, 6
-"""How long the twin is timed, and how often it is timed with and without each fault in turn."""
-UNSURE_S = 20.0
-"""For so long in all, the rounds go on while what a fault costs is not sure enough."""
+TIMED_S, MIN_ROUNDS, MAX_ROUNDS = 5.0, 3, 6
+"""Seconds for timing the twin, and numbers of rounds; each round times all variants."""
+MAX_UNSURE_S = 20.0
+"""Maximum seconds of rounds while the cost of a fault is too uncertain."""
 HEALTHY_SHARE, TWO_SHARE = 0.2, 0.2
-LEAST_SHARE, MOST_SHARE = 0.08, 0.45
+MIN_SHARE, MAX_SHARE = 0.08, 0.45
 HUGE_SHARE = 0.95
 STARTING = """\
 import time
@@ -33,12 +33,12 @@ def begin(_):
     time.sleep(amount("worker-start"))  #@worker-start
 """
 CHORES = ("time.sleep(0.01 if rank == 0 else 0.0)\n", "time.sleep(0.01 if rank == 1 else 0.0)\n")
-"""Two ranks' chores, one before the barrier and one after: they even out unless the barrier adds them up."""
+"""Work of rank 0 before the barrier and of rank 1 after it. Without the barrier they compensate each other."""
 
 
 @dataclasses.dataclass
 class Planned:
-    """A fault as drawn, before anything ran."""
+    """A fault as drawn, before the program runs."""
 
     key: str
     kind: str
@@ -49,7 +49,7 @@ class Planned:
 
 @dataclasses.dataclass
 class Program:
-    """A drawn program on disk: its shape, its faults, and on which lines they stand."""
+    """A drawn program on disk: its shape, its faults, and their lines."""
 
     seed: int
     world: int
@@ -60,7 +60,7 @@ class Program:
     spawned: bool = False
 
     def command(self, job: Path) -> list[str]:
-        """What its user types to start it, where it lies in ``job``."""
+        """The command that starts the program in the folder ``job``."""
         if self.spawned:
             return [sys.executable, str(job / "start.py"), str(self.world)]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -68,7 +68,7 @@ class Program:
 
 
 def program(seed: int, folder: Path, asked: Asked | None = None) -> Program:
-    """Writes the program of ``seed`` into ``folder``; what is ``asked`` of it is not drawn."""
+    """Write the program of ``seed`` to ``folder``. Properties given by ``asked`` are not drawn."""
     draw = random.Random(f"exam real {seed}")
     drawn = asked is None
     if asked is None:
@@ -82,7 +82,7 @@ def program(seed: int, folder: Path, asked: Asked | None = None) -> Program:
     extras: dict[str, dict[str, object]] = {}
     helpers: dict[str, str] = {}
     faults = [
-        _planted(draw, key, kind, shape, values, extras, helpers, asked)
+        _plant_fault(draw, key, kind, shape, values, extras, helpers, asked)
         for key, kind in zip(("a", "b"), kinds, strict=False)
     ]
     if len(faults) == 2 and faults[0].ranks == faults[1].ranks and faults[0].rules == faults[1].rules:
@@ -94,9 +94,9 @@ def program(seed: int, folder: Path, asked: Asked | None = None) -> Program:
         values[place] = values.get(place, "") + text
     files = files_of(str(shape["structure"]), str(shape["model"]), str(shape["data"]), values) | helpers
     lines = write(folder, files)
-    rounds = (LEAST_ROUNDS, MOST_ROUNDS) if kinds or drawn else (0, 0)
+    rounds = (MIN_ROUNDS, MAX_ROUNDS) if kinds or drawn else (0, 0)
     plan = {"extras": extras, "steps": 100, "seconds": RECORDED_S, "timed_s": TIMED_S, "rounds": rounds}
-    plan |= {"steady": all(KINDS[kind].steady for kind in kinds), "unsure_s": UNSURE_S}
+    plan |= {"steady": all(KINDS[kind].steady for kind in kinds), "unsure_s": MAX_UNSURE_S}
     (folder / "plan.json").write_text(json.dumps(plan, indent=1))
     tolerated = tuple({rule for kind in kinds for rule in KINDS[kind].tolerated})
     return Program(seed, world, shape, faults, lines, tolerated, asked.spawned)
@@ -118,7 +118,7 @@ WIDTH_AND_DEPTH = {"mlp": (192, 4), "conv": (16, 3), "transformer": (64, 2), "ac
 def _shape(
     draw: random.Random, kinds: list[str], asked: Mapping[str, object]
 ) -> tuple[dict[str, str], dict[str, object]]:
-    """What the program looks like; sizes come from the step's length, at the pace of one slow core."""
+    """(Values for the texts, shape of the program). Sizes follow from the step time, for one slow core."""
     fixed = {name: value for kind in kinds for name, value in KINDS[kind].shape.items()} | dict(asked)
     shape: dict[str, Any] = {
         "model": draw.choice(list(texts.MODELS)),
@@ -147,7 +147,7 @@ def _shape(
     with_another = len(kinds) > 1 and any(kind.startswith("data") for kind in kinds)
     if shape["data"] == "own" or "contended" in kinds or with_another:
         shape["workers"] = 0
-    shape.setdefault("size", max(4, round(_size(**shape))))
+    shape.setdefault("size", max(4, round(_sample_size(**shape))))
     named = ("width", "depth", "batch", "workers", "parts", "size", "epochs")
     values = {name: str(shape[name]) for name in named} | {
         "kernel_s": f"{shape['step_ms'] / 3e3 / shape['batch']:.6f}",
@@ -169,8 +169,8 @@ def _shape(
     return values, shape
 
 
-def _size(*, model: str, step_ms: float, batch: int, width: int, depth: int, **_: object) -> float:
-    """How big the samples of this model are, for a step of that length."""
+def _sample_size(*, model: str, step_ms: float, batch: int, width: int, depth: int, **_: object) -> float:
+    """Sample size of this model for a step of ``step_ms``."""
     if model == "mlp":
         return step_ms * 25e6 / (6 * (64 * width + depth * width**2) * batch)
     if model == "conv":
@@ -180,7 +180,7 @@ def _size(*, model: str, step_ms: float, batch: int, width: int, depth: int, **_
     return 0
 
 
-def _planted(
+def _plant_fault(
     draw: random.Random,
     key: str,
     name: str,
@@ -190,14 +190,14 @@ def _planted(
     helpers: dict[str, str],
     asked: Asked,
 ) -> Planned:
-    """Plants one fault: its lines among ``values`` and ``helpers``, its size among ``extras``."""
+    """Plant a fault: add its lines to ``values`` and ``helpers``, and its size to ``extras``."""
     kind = KINDS[name]
     ranks = [draw.randrange(asked.world)] if kind.one_rank else None
     if name.startswith("checkpoint"):
         ranks = [0]
     extra: dict[str, object] = {
         "ranks": ranks,
-        "share": draw.uniform(LEAST_SHARE, MOST_SHARE),
+        "share": draw.uniform(MIN_SHARE, MAX_SHARE),
         "every": 1,
         "calls": 1,
         "workers": 0,
@@ -232,7 +232,7 @@ def _planted(
     chore = ""
     if name in ("rare", "checkpoint", "checkpoint-barrier", "now-and-then"):
         extra["every"] = draw.randint(8, 14)
-        extra["share"] = draw.uniform(LEAST_SHARE, MOST_SHARE / 2)
+        extra["share"] = draw.uniform(MIN_SHARE, MAX_SHARE / 2)
     if site in ("item", "collate"):
         extra["workers"] = shape["workers"]
         if shape["data"] == "own":
@@ -244,31 +244,31 @@ def _planted(
         extra["calls"] = shape["parts"]
     if name in ("barrier", "metrics"):
         values["before"], chore = CHORES
-    if name == "checkpoint-barrier":  # each rank comes to the barrier, one of them late
+    if name == "checkpoint-barrier":  # all ranks reach the barrier, one of them late
         extra["ranks"] = None
     extra["unit"] = UNIT.get(snippet, snippet)
-    apart = (
+    in_helper = (
         name not in ("barrier", "checkpoint-barrier")
         and site in ("before", "after", "forward")
         and snippet != "bytes"
         and draw.random() < 0.5
     )
-    lines, need = plant(draw, key, snippet, helpers, apart)
+    lines, imports = plant(draw, key, snippet, helpers, in_helper)
     extra["site"] = site
     if asked.noted:
         lines = f'with noted("{key}"):\n{textwrap.indent(lines, "    ")}'
-        need += "from switch import noted\n"
+        imports += "from switch import noted\n"
     if site in texts.CAREFUL:
         of_class = texts.CAREFUL[site].replace("@{optimizer}", values["optimizer"])
         careful = fill(of_class, {"lines": lines})
         helpers["careful.py"] = f"{HELPER_HEAD}from switch import amount\n\n\n{careful}"
-        lines, need = "hidden = careful.Careful.apply(hidden)\n", "import careful\n"
+        lines, imports = "hidden = careful.Careful.apply(hidden)\n", "import careful\n"
         if site == "optimizer":
             lines = ""
             values["optimizers"] = "optimizers = [careful.Careful(model.parameters(), lr=0.001)]\n"
         site = "forward"
     values[site] = values.get(site, "") + lines + chore
-    values["imports"] += need
+    values["imports"] += imports
     if site == "forward":
         values["imports"] += "import json\nimport time\nfrom switch import amount\n"
     extras[key] = extra

@@ -1,7 +1,7 @@
-"""The kinds of fault that a program may get, and which rules name them rightly by the meaning of their pages.
+"""The kinds of faults of a program, and the rules that are right for them by their pages.
 
-``rules`` may name the fault; where the batches are made without a DataLoader, no loader is there to be named.
-Who wrote the kinds of weight 0 and the traps knew the analysis: no seed draws them, ``--each`` asks for them by name.
+If batches are made without a DataLoader, ``rules_without_loader`` are right instead of ``rules``. The author of the kinds of weight 0
+and of the traps knew the analysis, so no seed draws them; ``--each`` runs them by name.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ import dataclasses
 from collections.abc import Mapping
 
 Shape = Mapping[str, object]
-"""What a program looks like, by the names that ``draw`` gives these choices."""
+"""Properties of a program, by their names in ``draw``."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What of a program is not left to chance."""
+    """Properties of a program that are not drawn."""
 
     kind: str = ""
-    """Its only fault; none where empty."""
+    """Its only fault; empty for a healthy program."""
     shape: Shape = dataclasses.field(default_factory=dict)
     places: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Texts at places of its own, by their names in ``texts``."""
+    """Texts by placeholder, see ``texts``."""
     world: int = 2
     spawned: bool = False
-    """Started by itself and its ranks by spawn, in the place of torchrun."""
+    """Whether the ranks are started by spawn instead of torchrun."""
     noted: bool = False
-    """The job itself writes down in which steps it does what is planted, and for how long."""
+    """Whether the job itself records in which steps it does the planted work, and for how long."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """One kind of fault: who has it, where it may stand, what it is made of, and what it may be called."""
+    """A kind of fault: who has it, its possible places, its code, and the right rules."""
 
     one_rank: bool
     sites: tuple[str, ...]
@@ -41,24 +41,24 @@ class Kind:
     weight: int = 2
     tolerated: tuple[str, ...] = ()
     shape: Shape = dataclasses.field(default_factory=dict)
-    """Of each program that has it."""
+    """Properties of each program with this fault."""
     when: str = ""
-    """ "by chance" or "in turn", where not every so many steps."""
+    """ "by chance" (random steps) or "in turn" (rotates among ranks); empty: in every n-th step."""
     steady: bool = True
-    """Whether each step has its part of it."""
+    """Whether the fault is in every step."""
     priced: bool = True
-    """Whether the program without it is the same but for the fault."""
+    """Whether the program without the fault is otherwise the same, so that the price is known."""
 
 
 HOST = ("rank-imbalance/host-work",)
 PYTHON = ("host/python-work",)
 BETWEEN = (*PYTHON, "host/outside-work")
-"""Of operators between the phases on all ranks, that no training step needs there."""
+"""Rules for operators between the phases on all ranks."""
 OUTSIDE = ("before", "after")
 COMPUTE = ("rank-imbalance/slow-compute",)
 WORKER: Shape = {"data": "map", "workers": 1}
 BY_HAND: Shape = {"by_hand": True, "parts": 1, "optimizers": 1}
-"""Without DDP: gradients are averaged parameter by parameter."""
+"""A program without DDP, which averages gradients parameter by parameter."""
 AVERAGED = ("sync/blocking-collective",)
 EPOCH_STEPS = 4
 HEAVY = ("allreduce/communication-bound", "allreduce/not-overlapped", "allreduce/slow-transfer")
@@ -187,7 +187,7 @@ WITH_ANOTHER = (
     "reductions",
     "checkpoint",
 )
-"""Kinds that may stand in a program together."""
+"""Kinds that may be combined in a program."""
 
 PACED: Shape = {
     "model": "accelerator",
@@ -238,4 +238,4 @@ TRAPS = {
     ),
     "trap-item-each-step": Asked(shape=PACED, places={"after": "loss.item()\n"}),
 }
-"""Healthy programs that look faulty: nothing may be said about them."""
+"""Healthy programs that look faulty. No finding is right for them."""

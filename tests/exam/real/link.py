@@ -1,4 +1,4 @@
-"""A job on two hosts, over a link that is as fast as it goes, and over a slow one, which must be named."""
+"""A job on two hosts, with a fast link, and with a slow one that must be reported."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ RULES = (
     "allreduce/not-overlapped",
 )
 WIDE = Asked(shape={**PACED, "step_ms": 40.0, "width": 300})
-"""With 0.4 MB of gradients."""
+"""A job with 0.4 MB of gradients."""
 
 
 def record(name: str, seed: int, folder: Path) -> Case:
-    """The job of that name. Raises RuntimeError where two hosts cannot be had here."""
+    """Record the job ``name``. Raises RuntimeError if two hosts cannot be simulated here."""
     if reason := why_not():
         raise RuntimeError(reason)
     if folder.exists():
@@ -44,7 +44,7 @@ def record(name: str, seed: int, folder: Path) -> Case:
 
 
 def _recorded_ms(seed: int, folder: Path, megabits: float | None) -> float:
-    """Mean step of the job with one rank on each host, each under its own ``ddpdoctor run``."""
+    """Mean step time of the job with one rank per host, each under its own ``ddpdoctor run``."""
     program(seed, folder / "job", WIDE)
     with two_hosts(megabits) as hosts:
         halves = []

@@ -1,4 +1,4 @@
-"""Runs one drawn program: its twin, which tells the price, and a recording by the command that users type."""
+"""Runs a drawn program: its twin, to measure the price of its faults, and then under ``ddpdoctor run``."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tests.exam.planted import Case, Fault
 from . import twin
 from .draw import Program, program
 from .kinds import KINDS, Asked
-from .twin import block_ms, error_ms, is_sure, saved_ms
+from .twin import block_ms, differences_ms, error_ms, is_sure
 
 REPOSITORY = Path(__file__).parents[3]
 RUN = "run"
 NOTHING: Mapping[str, str] = MappingProxyType({})
 JOB_S = 300
-LEAST_PRICE_SHARE = 0.04
-MOST_NOISE = 0.25
+MIN_PRICE_SHARE = 0.04
+MAX_NOISE = 0.25
 
 
 def record(seed: int, folder: Path, asked: Asked | None = None, trap: str = "") -> Case:
-    """Draws, runs and times the program of ``seed``; leaves its run directory and its truth in ``folder``."""
+    """Draw, time and record the program of ``seed``. Writes its run directory and ground truth to ``folder``."""
     if folder.exists():
         shutil.rmtree(folder)
     drawn = program(seed, folder / "job", asked)
@@ -46,7 +46,7 @@ def record(seed: int, folder: Path, asked: Asked | None = None, trap: str = "") 
 
 
 def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case:
-    """What the program's blocks with and without each fault say that it costs."""
+    """The ground truth, from the program's times with and without each fault."""
     steady = all(KINDS[each.kind].steady for each in drawn.faults)
     blocks = {name: [block_ms(block, steady) for block in of] for name, of in timed["blocks"].items()}
     step_ms = median(blocks["all"] or [timed["base_ms"]])
@@ -54,12 +54,12 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
     faults, doubts = [], []
     for each in drawn.faults:
         without = blocks[f"without {each.key}"]
-        saved = saved_ms(blocks["all"], without)
+        saved = differences_ms(blocks["all"], without)
         price, error = median(saved), error_ms(saved)
         alone = None
         if several:
             (rest,) = (other.key for other in drawn.faults if other is not each)
-            alone = median(saved_ms(blocks[f"without {rest}"], blocks["none"]))
+            alone = median(differences_ms(blocks[f"without {rest}"], blocks["none"]))
         doubt = _doubt(price, error, step_ms, price if alone is None else alone)
         if doubt is None and not (KINDS[each.kind].priced and is_sure(saved, step_ms)):
             doubt = "noisy"
@@ -72,30 +72,30 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
         ranks = None if each.ranks is None else tuple(each.ranks)
         faults.append(Fault(each.kind, each.rules, ranks, price, tuple(lines), alone_ms=alone))
     shape = {**drawn.shape, "base_ms": timed["base_ms"], "load": load}
-    joint = median(saved_ms(blocks["all"], blocks["none"])) if several else None
+    joint = median(differences_ms(blocks["all"], blocks["none"])) if several else None
     planted = (tuple(faults), drawn.tolerated, shape, tuple(doubts))
     return Case(drawn.seed, "real", step_ms, *planted, joint_ms=joint)
 
 
 def _doubt(price: float, error: float, step_ms: float, alone: float) -> str | None:
-    """Why the fault's truth is not to be trusted whole: it costs next to nothing, may do so, or its price scatters.
+    """Why the fault's price is not fully trusted: it is almost zero ("cheap"), may be ("unclear"), or is uncertain ("noisy").
 
-    Another fault may hide it, but does not make it dearer: what costs less alone than its removal saves is scatter.
+    Another fault can hide it but not increase its cost, so a price above the cost alone indicates noise.
     """
-    least = LEAST_PRICE_SHARE * step_ms
-    if price - error < least:
-        return "cheap" if price + error < 2 * least else "unclear"
-    return "noisy" if error > MOST_NOISE * price or price - alone > MOST_NOISE * price else None
+    min_price = MIN_PRICE_SHARE * step_ms
+    if price - error < min_price:
+        return "cheap" if price + error < 2 * min_price else "unclear"
+    return "noisy" if error > MAX_NOISE * price or price - alone > MAX_NOISE * price else None
 
 
 def environment() -> dict[str, str]:
-    """Of a job on few cores, which finds ddpdoctor in this checkout."""
+    """Environment of a job on few cores that imports ddpdoctor from this checkout."""
     path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
 def recorded(folder: Path, command: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-    """The ``command`` under ``ddpdoctor run``, which records into ``folder / RUN``."""
+    """``command`` under ``ddpdoctor run``, recording to ``folder / RUN``."""
     recorder = [sys.executable, "-m", "ddpdoctor", "run", "--no-analysis", "-q", "--out", str(folder / RUN)]
     return [*recorder, *options, "--", *command]
 
@@ -103,7 +103,7 @@ def recorded(folder: Path, command: Sequence[str], options: Sequence[str] = ()) 
 def run(
     drawn: Program, folder: Path, options: Sequence[str] = (), variables: Mapping[str, str] = NOTHING
 ) -> None:
-    """Records the program in ``folder / "job"`` under ``ddpdoctor run`` with these options and environment variables."""
+    """Record the program in ``folder / "job"`` under ``ddpdoctor run`` with these options and environment variables."""
     job = folder / "job"
     with (job / "output.txt").open("ab") as output:
         done = subprocess.run(
@@ -115,13 +115,13 @@ def run(
             timeout=JOB_S,
             check=False,
         )
-    # Gloo's destruction of the group aborts now and then: the recording is whole.
+    # Gloo sometimes aborts in the destruction of the group; the recording is complete then.
     if done.returncode not in (0, 1):
         raise RuntimeError(f"seed {drawn.seed} ended with {done.returncode}, see {job}/output.txt")
 
 
 def busy_s() -> tuple[float, float, float]:
-    """CPU seconds that the machine worked, in all; those of our children; and the seconds of all its cores."""
+    """(CPU seconds of the machine, CPU seconds of our children, elapsed seconds of all cores)."""
     fields = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     ticks = os.sysconf("SC_CLK_TCK")
     own = os.times()
@@ -130,6 +130,6 @@ def busy_s() -> tuple[float, float, float]:
 
 
 def load_between(before: tuple[float, float, float], after: tuple[float, float, float]) -> dict[str, float]:
-    """Share of the machine that others took, and that nobody took, while the program ran."""
+    """Shares of the machine that other processes used and that were idle while the program ran."""
     busy, own, whole = (b - a for a, b in zip(before, after, strict=True))
     return {"others": round((busy - own) / whole, 3), "idle": round(1 - busy / whole, 3)}

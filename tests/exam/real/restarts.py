@@ -1,6 +1,6 @@
-"""Jobs that torchrun restarts: drawn are the number of attempts, how each ends, on which rank and in which step, and the checkpoints.
+"""Jobs that torchrun restarts, with random attempts (how each ends, on which rank and in which step) and checkpoints.
 
-The job notes each of its steps and failures, and who runs it looks when its processes end.
+The job records its steps and failures, and this module observes when its processes end.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from .record import JOB_S, NOTHING, REPOSITORY, environment, recorded
 from .record import RUN as RUN
 
 JOB = REPOSITORY / "tests" / "jobs" / "restarting_ddp.py"
-HOWS = ("code", "raise", "kill", "hang", "abort", "lock")
+ENDS = ("code", "raise", "kill", "hang", "abort", "lock")
 ALL = -1
-"""As the rank of an end: each of them."""
+"""Rank of an end on all ranks."""
 EARLY = "early"
-"""An end before the process group, of which nothing is recorded."""
+"""An end before the process group exists. Nothing is recorded of it."""
 POLL_S = 0.02
 RULES = ("run/restarts",)
 Plan = dict[str, Any]
 
 
 def drawn(seed: int) -> Plan:
-    """The plan of ``seed``, see the job; ``restarts``: how many torchrun may make."""
+    """The plan of ``seed``, in the format of the job. ``restarts``: number of restarts that torchrun may make."""
     draw = random.Random(f"exam restarts {seed}")
     steps, done, ends = draw.randrange(80, 200), 0, []
     every = draw.choice((0, *range(5, 50, 3), *range(5, 50, 3)))
@@ -41,7 +41,7 @@ def drawn(seed: int) -> Plan:
     for number in range(draw.choice((0, 1, 1, 1, 2, 2, 3))):
         anywhere, after_saving = draw.randrange(done, steps), min(done + every, steps - 1)
         step = draw.choice((anywhere, anywhere, after_saving))
-        how = draw.choice((*HOWS, EARLY) if number else HOWS)
+        how = draw.choice((*ENDS, EARLY) if number else ENDS)
         code = 0 if draw.random() < 0.2 else draw.randrange(2, 100)
         who = ALL if how == "raise" and draw.random() < 0.3 else draw.randrange(world)
         ends.append({"step": step, "rank": who, "how": how, "code": code})
@@ -53,7 +53,7 @@ def drawn(seed: int) -> Plan:
 
 
 def record(seed: int, folder: Path) -> Case:
-    """Runs the job of ``seed``; leaves its run directory and its truth in ``folder``."""
+    """Run the job of ``seed``. Writes its run directory and ground truth to ``folder``."""
     if folder.exists():
         shutil.rmtree(folder)
     plan = drawn(seed)
@@ -64,7 +64,7 @@ def record(seed: int, folder: Path) -> Case:
 
 
 def torchrun(plan: Plan, job: Path, *options: str) -> list[str]:
-    """The command; the job's files are in the folder ``job``."""
+    """The command that starts the job. Its files are in the folder ``job``."""
     start = [sys.executable, "-m", "torch.distributed.run", *(options or ("--standalone",))]
     return [
         *start,
@@ -78,7 +78,7 @@ def torchrun(plan: Plan, job: Path, *options: str) -> list[str]:
 
 
 def prepare(plan: Plan, job: Path) -> None:
-    """The folder of the job's files, with its plan."""
+    """Make the folder of the job's files and write its plan."""
     job.mkdir(parents=True, exist_ok=True)
     (job / "plan.json").write_text(json.dumps(plan))
 
@@ -86,11 +86,11 @@ def prepare(plan: Plan, job: Path) -> None:
 def run(
     plan: Plan, folder: Path, options: Sequence[str] = (), variables: Mapping[str, str] = NOTHING
 ) -> tuple[int, dict[int, int]]:
-    """(Exit code, epoch ns of the end of each rank's process by its id) of the job under ``ddpdoctor run`` with these options."""
+    """Run the job under ``ddpdoctor run`` with these options. Returns (exit code, end of each rank's process in epoch ns by pid)."""
     job = folder / "job"
     prepare(plan, job)
     command = recorded(folder, torchrun(plan, job), ["--no-profile", *options])
-    # Else torch 2.13 lets a second attempt read the first one's addresses, now and then, with us or without.
+    # Without it, a second attempt sometimes reads the first one's addresses in torch 2.13, with or without ddpdoctor.
     variables = {**environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **variables}
     with (job / "output.txt").open("ab") as output:
         process = subprocess.Popen(command, cwd=job, env=variables, stdout=output, stderr=output)
@@ -109,7 +109,7 @@ def _ends_of_ranks(process: subprocess.Popen[bytes], job: Path) -> dict[int, int
     while process.poll() is None:
         if time.monotonic() > until_s:
             raise TimeoutError(f"the job did not end within {JOB_S} s, see {job}/output.txt")
-        pids.update(each["pid"] for each in noted(job) if each["what"] == "started")
+        pids.update(each["pid"] for each in records(job) if each["what"] == "started")
         gone_ns |= {pid: time.time_ns() for pid in pids - gone_ns.keys() if not _runs(pid)}
         time.sleep(POLL_S)
     return gone_ns | {pid: time.time_ns() for pid in pids - gone_ns.keys()}
@@ -122,8 +122,8 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def noted(job: Path) -> list[dict[str, Any]]:
-    """What the ranks have written, with ``rank``, in order of time."""
+def records(job: Path) -> list[dict[str, Any]]:
+    """The records of all ranks, with ``rank``, sorted by time."""
     found = [
         {"rank": int(file.stem.partition("-")[2]), **json.loads(line)}
         for file in job.glob("truth-*.jsonl")
@@ -134,11 +134,11 @@ def noted(job: Path) -> list[dict[str, Any]]:
 
 
 def attempts_of(job: Path, gone_ns: Mapping[int, int]) -> list[dict[str, Any]]:
-    """The attempts with a process group as the job has noted them: its steps from ``first`` to ``done``, the end that ``failed`` it, how
-    many others were ``before`` it, and times, epoch ns."""
+    """The attempts with a process group, from the job's records: steps from ``first`` to ``done``, the end that ``failed`` it, the
+    number of attempts without a process group ``before`` it, and times in epoch ns."""
     found: list[dict[str, Any]] = []
     early = 0
-    for each in noted(job):
+    for each in records(job):
         if each["what"] == "started":
             if each["attempt"] == len(found):
                 begun = {"first": each["done"], "done": each["done"], "steps_ns": {}, "pids": []}
@@ -159,7 +159,7 @@ def attempts_of(job: Path, gone_ns: Mapping[int, int]) -> list[dict[str, Any]]:
 
 
 def truth(seed: int, plan: Plan, job: Path, code: int, gone_ns: Mapping[int, int]) -> Case:
-    """What the attempts of a job were, and what its restarts cost, in ``shape``."""
+    """The ground truth; ``shape`` has the attempts of the job and the costs of its restarts."""
     attempts = attempts_of(job, gone_ns)
     if not attempts:
         raise RuntimeError(f"no attempt began, see {job}/output.txt")

@@ -1,4 +1,4 @@
-"""How the loop of a drawn program is laid out over its files; see ``texts`` for the marks."""
+"""Layouts of the training loop of a drawn program over its files. ``texts`` explains the marks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that stand beside every drawn program: the switch of its extras, its clock, its neighbour, and its twin."""
+"""Files that each drawn program has: the switch of its faults, its clock, its neighbour process, its start by spawn, and its twin."""
 
 from __future__ import annotations
 

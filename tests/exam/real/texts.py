@@ -1,7 +1,7 @@
-"""The texts that a drawn program is put together from.
+"""The texts of which a drawn program is composed.
 
-``@{site}`` stands where a fault's lines may go, with the indentation of that place. A trailing ``#@key`` marks a line
-that carries fault ``key``; marks are taken off when the program is written.
+``@{site}`` is a placeholder for the lines of a fault, with its indentation. A trailing ``#@key`` marks a line of the fault ``key``.
+Marks are removed when the program is written.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ BODY = "self.body(x)"
 ACCELERATOR = "import time\n" + MODELS["mlp"].replace(
     BODY, f"Kernel.apply({BODY}, @{{kernel_s}} * len(x))"
 ).replace("class Net", f"{KERNEL}class Net")
-"""A kernel takes its time, and no CPU: a job paced by it keeps its step time on a machine with fewer cores than ranks."""
+"""Simulated kernels that take time but no CPU, so that the job keeps its step time on a machine with fewer cores than ranks."""
 
 LOSS_INSIDE = """\
 if target is not None:
@@ -283,4 +283,4 @@ class Careful(torch.optim.@{optimizer}):
         return super().step(closure)
 """,
 }
-"""Classes of the user's own, in which a fault may be."""
+"""User-defined classes that may contain a fault."""

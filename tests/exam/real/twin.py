@@ -1,5 +1,5 @@
-"""Runs a program's twin in ranks that are forked from here, so that torch is imported once for all programs; and what a fault costs by the
-rounds in which a program ran with and without it, and how surely that is known."""
+"""Runs a program's twin in forked ranks, so that torch is imported once for all programs, and computes the cost of a fault and its
+uncertainty from rounds with and without the fault."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from statistics import NormalDist, median, stdev
 
 
 def run(job: Path, world: int, limit_s: float) -> None:
-    """Times the program in ``job`` with and without its faults; ``twin.json`` is there afterwards."""
-    # What the ranks would import, each by itself, is there when they are forked.
+    """Time the program in ``job`` with and without its faults, and write ``twin.json``."""
+    # Imported before the fork, so that the ranks need not import it.
     import torch  # noqa: F401
 
     context = multiprocessing.get_context("fork")
@@ -45,43 +45,43 @@ def _rank(job: Path, rank: int, world: int) -> None:
     runpy.run_path("twin.py", run_name="__main__")
 
 
-MOST_WIDTH = 0.1
-"""Part of the step that the 90 % interval of a price may be wide: a wider one is no truth to compare a price with."""
-MEDIANS_ERROR = 1.25
-"""A median's standard error, in those of the mean: the half range grew with the rounds, though the price gets surer."""
+MAX_INTERVAL_SHARE = 0.1
+"""Maximum width of the 90 % interval of a price, as a share of the step. A wider one is too uncertain to compare a price with."""
+MEDIAN_ERROR_FACTOR = 1.25
+"""Standard error of a median relative to that of the mean. Half the range would grow with the number of rounds."""
 _NORMAL = NormalDist().inv_cdf(0.95)
 
 
 def block_ms(values: Sequence[float], steady: bool) -> float:
-    """Mean of a block's steps, the longest and shortest eighth left out where every step has the fault."""
+    """Mean of a block's step times; without the longest and shortest eighth if every step has the fault."""
     cut = len(values) // 8 if steady else 0
     kept = sorted(values)[cut : len(values) - cut]
     return sum(kept) / len(kept)
 
 
-def saved_ms(dear: Sequence[float], cheap: Sequence[float]) -> list[float]:
-    """What each round of one variant took longer than the same round of another."""
+def differences_ms(dear: Sequence[float], cheap: Sequence[float]) -> list[float]:
+    """Differences between the rounds of two variants."""
     return [a - b for a, b in zip(dear, cheap, strict=True)]
 
 
 def error_ms(saved: Sequence[float]) -> float:
     """Standard error of the median of ``saved``."""
-    return MEDIANS_ERROR * stdev(saved) / len(saved) ** 0.5
+    return MEDIAN_ERROR_FACTOR * stdev(saved) / len(saved) ** 0.5
 
 
 def is_sure(saved: Sequence[float], step_ms: float) -> bool:
     """Whether the 90 % interval of the median of ``saved`` is no wider than a tenth of the step."""
     freedom = len(saved) - 1
-    # Student's quantile by the first terms of its expansion at the normal one.
+    # Quantile of Student's t distribution, by the first terms of its expansion around the normal quantile.
     quantile = _NORMAL + (_NORMAL**3 + _NORMAL) / (4 * freedom)
-    return 2 * quantile * error_ms(saved) <= MOST_WIDTH * step_ms
+    return 2 * quantile * error_ms(saved) <= MAX_INTERVAL_SHARE * step_ms
 
 
 def all_sure(blocks: Mapping[str, Sequence[Sequence[float]]], steady: bool) -> bool:
-    """Whether that holds of each fault; ``blocks`` are the steps of each round of each variant, as ``twin.json`` has them."""
+    """Whether the price of each fault is sure. ``blocks``: step times of each round by variant, as in ``twin.json``."""
     means = {name: [block_ms(block, steady) for block in rounds] for name, rounds in blocks.items()}
     return all(
-        is_sure(saved_ms(means["all"], means[name]), median(means["all"]))
+        is_sure(differences_ms(means["all"], means[name]), median(means["all"]))
         for name in means
         if name.startswith("without ")
     )

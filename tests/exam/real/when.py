@@ -1,6 +1,6 @@
-"""Programs whose planted work comes at drawn times of the run: in every step, in every n-th, since a step, until one, growing, once, twice.
+"""Programs with planted work at random times of the run: in every step, in every n-th, since a step, until one, growing, once, twice.
 
-There is no twin to tell the price: the job itself writes down each time that it does the work, with the seconds that it took.
+The price is not measured with a twin: the job itself records each time that it does the work, with its seconds.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .kinds import KINDS, Asked, Shape
 from .record import JOB_S, busy_s, load_between, run
 
 STEPS = 399
-"""Of the recorded run; a multiple of three, for programs of three epochs."""
-HOWS = ("always", "every n-th", "since", "until", "growing", "once", "twice")
+"""Steps of the recorded run; a multiple of three for programs of three epochs."""
+PATTERNS = ("always", "every n-th", "since", "until", "growing", "once", "twice")
 WORK = {"data": "data", "forward": "compute", "checkpoint": "checkpoint"}
-"""Kind of work by the first word of the kind of fault; host work is all else."""
-WHAT = tuple(
+"""Kind of work by the first word of the kind of fault; all others are host work."""
+KINDS_OF_WORK = tuple(
     kind
     for kind in KINDS
     if kind.split("-")[0] in ("data", "host", "wait", "gap", "forward") and KINDS[kind].weight
@@ -33,19 +33,19 @@ WHAT = tuple(
 
 
 def record(seed: int, folder: Path) -> Case:
-    """Draws and runs the program of ``seed``; leaves its run directory and its truth in ``folder``."""
+    """Draw and run the program of ``seed``. Writes its run directory and ground truth to ``folder``."""
     if folder.exists():
         shutil.rmtree(folder)
     job, draw = folder / "job", random.Random(f"exam when {seed}")
-    how = "" if draw.random() < HEALTHY_SHARE else draw.choice(HOWS)
-    kinds = (*WHAT, "checkpoint") if how == "every n-th" else WHAT
-    # Paced, so that a busy machine changes the length of the steps as little as can be.
+    how = "" if draw.random() < HEALTHY_SHARE else draw.choice(PATTERNS)
+    kinds = (*KINDS_OF_WORK, "checkpoint") if how == "every n-th" else KINDS_OF_WORK
+    # Paced, so that a busy machine hardly changes the step time.
     shape: Shape = {"model": "accelerator", "workers": 0, "parts": 1, "step_ms": draw.uniform(8, 16)}
     drawn = program(seed, job, Asked(draw.choice(kinds) if how else "", shape, noted=True))
     plan = json.loads((job / "plan.json").read_text())
     plan["rounds"] = (0, 0)
     for extra in plan["extras"].values():
-        extra.update(share=0.5, every=1)  # as much as the rest of a step: the unit of what is drawn below
+        extra.update(share=0.5, every=1)  # as long as the rest of a step: the unit of the schedule below
     (job / "plan.json").write_text(json.dumps(plan))
     twin.run(job, drawn.world, JOB_S)
     plan = json.loads((job / "plan.json").read_text())
@@ -64,25 +64,25 @@ def record(seed: int, folder: Path) -> Case:
 
 
 def schedule(draw: random.Random, how: str, unit_s: float) -> tuple[int | None, list[float]]:
-    """The distance of steps with the work, where there is one, and how much of it there is in each step, in multiples of ``unit_s``."""
+    """(Period of the steps with work or None, amount of work in each step in multiples of ``unit_s``)."""
     every = draw.randint(4, 30) if how == "every n-th" else None
     at = draw.randrange(STEPS // 4, 3 * STEPS // 4)
     pauses = draw.sample(range(STEPS // 10, STEPS - 5, 20), 2 if how == "twice" else 1)
-    much = draw.uniform(0.4, 1.5)
+    amount = draw.uniform(0.4, 1.5)
     amounts = {
-        "always": lambda step: much,
-        "every n-th": lambda step: 5 * much if step % (every or 1) == at % (every or 1) else 0,
-        "since": lambda step: much if step >= at else 0,
-        "until": lambda step: much if step < at else 0,
-        "growing": lambda step: 2 * much * step / STEPS,
-        "once": lambda step: 2 * much / unit_s if step in pauses else 0,
-        "twice": lambda step: 2 * much / unit_s if step in pauses else 0,
+        "always": lambda step: amount,
+        "every n-th": lambda step: 5 * amount if step % (every or 1) == at % (every or 1) else 0,
+        "since": lambda step: amount if step >= at else 0,
+        "until": lambda step: amount if step < at else 0,
+        "growing": lambda step: 2 * amount * step / STEPS,
+        "once": lambda step: 2 * amount / unit_s if step in pauses else 0,
+        "twice": lambda step: 2 * amount / unit_s if step in pauses else 0,
     }
     return every, [amounts[how](step) for step in range(STEPS)]
 
 
 def truth(drawn: Program, how: str, every: int | None, plan: dict[str, Any], job: Path) -> Case:
-    """What the job has noted. A step ends with the optimizer, so that work after it is of the next one."""
+    """The ground truth from the job's records. A step ends with the optimizer, so work after it belongs to the next step."""
     faults = []
     for each in drawn.faults:
         ranks = range(drawn.world) if each.ranks is None else each.ranks

@@ -43,7 +43,7 @@ def test_a_lost_step_log_changes_no_cause(whole, tmp_path, lost) -> None:
         (finding.rule, finding.ranks, pytest.approx(finding.costs_ms_per_step, rel=0.01))
         for finding in before.findings
     ]
-    assert words.all_ranks_label(after) == "all ranks" and words.is_whole(after)
+    assert words.all_ranks_label(after) == "all ranks" and words.has_all_ranks(after)
 
 
 def test_a_lost_trace_leaves_open_what_is_waiting(whole, tmp_path) -> None:
