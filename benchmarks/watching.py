@@ -1,11 +1,12 @@
-"""What watching for hangs costs all along a healthy job: processor time of whoever looks, and of writing a collective down.
+"""CPU time of everything that runs beside the training threads of a healthy job, and of noting a collective.
 
     python benchmarks/watching.py [--ranks 2] [--seconds 30]
 
-A job of small steps is run as users run it. Printed are, for each second of the job, the processor time of a rank's status thread (a
-thread beside the training thread), while steps are taken and while one lasts long, and of the hang monitor (a process beside the
-launcher) by rank; and what is added to each collective that the training thread calls from Python, in a step of which only the
-times are recorded. Called in a row: in a real step, with other things in the caches, it is a few times as much.
+A job of small steps is run as users run it. Printed is the CPU time per second of the job: of a rank's status thread (a thread beside the
+training thread), while steps are taken and while one step lasts long; and of the processes beside the ranks: the launcher, the storage
+process, which also samples the host, and the hang monitor. Also the time added to each collective that the training thread calls from
+Python, in a step of which only the times are recorded. These calls follow each other: in a real step, with other data in the caches, a
+call takes a few times as long.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+
+from ddpdoctor.rundir.host_files import HANG_MONITOR, STORAGE
 
 ROOT = Path(__file__).resolve().parent.parent
 STEP_S = 0.02

@@ -8,7 +8,7 @@ The documents are written next to the spools, because the hang monitor must not 
     <root>/stall.json, ends.json, asked.json    the launcher's documents
     <root>/unjoined-<rank>-<pid>                JSON lines: a rank's status, when it began to join, how it ended; between them the
                                                 text that faulthandler wrote at the request signal
-    <root>/carrier, sentinel, metrics           locks, each held by at most one process per host and run: the process that copies
+    <root>/storage, hang-monitor, metrics       locks, each held by at most one process per host and run: the process that copies
                                                 the ranks' records, the hang monitor, the metrics server
 
 If no process copies, each rank copies its own records.
@@ -153,8 +153,9 @@ def copy_host_documents(root: str, run: str, known: dict[str, int] | None = None
                 known[name] = changed_ns
 
 
-_COPIER = "carrier"
-HANG_MONITOR = "sentinel"
+STORAGE = "storage"
+"""Lock file of the process that copies the ranks' records to storage."""
+HANG_MONITOR = "hang-monitor"
 """Lock file of the hang monitor."""
 METRICS_SERVER = "metrics"
 """Lock file of the metrics server."""
@@ -163,7 +164,7 @@ METRICS_SERVER = "metrics"
 class HostLock:
     """An exclusive lock on ``file`` in the root of a run's spools; by default that of the process that copies them."""
 
-    def __init__(self, root: str, file: str = _COPIER) -> None:
+    def __init__(self, root: str, file: str = STORAGE) -> None:
         self._root, self._file = root, file
         self._handle = -1
 
@@ -199,7 +200,7 @@ def copier_lock_is_held(root: str) -> bool:
     """Whether another process copies the spools in ``root``. Never raises."""
     try:
         with owned.private_folder(root) as root_fd:
-            return owned.lock_holder(_COPIER, root_fd) is not None
+            return owned.lock_holder(STORAGE, root_fd) is not None
     except OSError:
         return False
 
@@ -210,7 +211,7 @@ def remove_root(root: str) -> None:
         with owned.private_folder(root) as root_fd:
             names = os.listdir(root_fd)
             if all(
-                name in (_COPIER, HANG_MONITOR, METRICS_SERVER, *HOST_DOCUMENTS) or is_unjoined_file(name)
+                name in (STORAGE, HANG_MONITOR, METRICS_SERVER, *HOST_DOCUMENTS) or is_unjoined_file(name)
                 for name in names
             ):
                 for name in names:

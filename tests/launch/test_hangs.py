@@ -160,7 +160,7 @@ def hang_monitor_of(launcher: int) -> int:
     for child in children:
         try:
             handles = list(Path(f"/proc/{child}/fd").iterdir())
-            if any(str(handle.readlink()).endswith("/sentinel") for handle in handles):
+            if any(str(handle.readlink()).endswith("/hang-monitor") for handle in handles):
                 return int(child)
         except OSError:
             continue

@@ -196,7 +196,7 @@ for each in mine:
     assert done.returncode == 0, done.stderr
 
 
-def test_who_asks_for_the_carrier_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_who_asks_for_the_copier_is_not_taken_for_it(tmp_path: Path) -> None:
     """Two ranks that look at the same moment once took each other for it, and neither copied."""
     root = make_spool_root(str(make_run(tmp_path / "run")))
     first = HostLock(root)
@@ -218,12 +218,12 @@ def test_who_asks_for_the_carrier_is_not_taken_for_it(tmp_path: Path) -> None:
 
 def test_a_lock_whose_file_was_removed_is_taken_again(tmp_path: Path) -> None:
     root = Path(make_spool_root(str(make_run(tmp_path / "run"))))
-    carrier = HostLock(str(root))
-    assert carrier.take()
-    (root / "carrier").unlink()
-    assert carrier.take() and (root / "carrier").exists()
+    copier = HostLock(str(root))
+    assert copier.take()
+    (root / "storage").unlink()
+    assert copier.take() and (root / "storage").exists()
     assert forked_says(lambda: copier_lock_is_held(str(root)))
-    carrier.release()
+    copier.release()
 
 
 def forked_says(question: Callable[[], bool]) -> bool:
