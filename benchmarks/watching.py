@@ -90,7 +90,7 @@ def own_processes(launcher: int) -> dict[int, str]:
     while waiting:
         pid = waiting.pop()
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            if "torch.distributed.run" in Path(f"/proc/{child}/cmdline").read_text():
+            if Path(f"/proc/{child}/cmdline").read_text().split("\0")[2] == "torch.distributed.run":
                 continue
             handles = [str(handle.readlink()) for handle in Path(f"/proc/{child}/fd").iterdir()]
             locks = {HANG_MONITOR: "hang monitor", STORAGE: "storage process, with host samples"}

@@ -355,10 +355,10 @@ def samples_of(logs: Sequence[RankLog]) -> Samples:
     every, shows = np.concatenate([no_samples(), *rows]), np.concatenate([no_samples()[:, 1], *shown])
     moments = [moments_of(of_rank) for of_rank in rows]
     in_training, in_forward = (
-        np.concatenate([np.zeros(0, bool), *masks])
-        for masks in zip(
-            *(_in_training_and_forward(*each) for each in zip(logs, moments, strict=True)), strict=True
+        np.concatenate(
+            [np.zeros(0, bool), *(mask(log, of_rank) for log, of_rank in zip(logs, moments, strict=True))]
         )
+        for mask in (_in_training, _in_forward)
     )
     follows, gil_owners = gil_owners_of(stacks, shows, every[:, 3], in_training, in_forward)
     of_ranks = np.split(follows, np.cumsum([len(of_rank) for of_rank in rows]))
@@ -368,9 +368,14 @@ def samples_of(logs: Sequence[RankLog]) -> Samples:
     return Samples(list(stacks), ranks, gil_owners)
 
 
-def _in_training_and_forward(log: RankLog, moments: Ints) -> tuple[Mask, Mask]:
-    """([S] which ``moments`` are in steps after the warm-up, [S] which are in forward passes)."""
-    return log.steps_at(moments) >= WARM_UP_STEPS, (_event_bits(log.steps, moments) & _FORWARD) != 0
+def _in_training(log: RankLog, moments: Ints) -> Mask:
+    """[S] which ``moments`` are in steps after the warm-up."""
+    return log.steps_at(moments) >= WARM_UP_STEPS
+
+
+def _in_forward(log: RankLog, moments: Ints) -> Mask:
+    """[S] which ``moments`` are in forward passes."""
+    return (_event_bits(log.steps, moments) & _FORWARD) != 0
 
 
 def _stack_numbers(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:
