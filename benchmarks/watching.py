@@ -26,8 +26,8 @@ from ddpdoctor.rundir.host_files import HANG_MONITOR, STORAGE
 
 ROOT = Path(__file__).resolve().parent.parent
 STEP_S = 0.02
-SETTLED_S = 5.0
-"""From the first step to the first reading: imports and the first samples are over."""
+SETTLED_S = 55.0
+"""From the first step to the first reading: records are then copied as rarely as in long runs."""
 CALLS = 20_000
 _TICK_US = 1e6 / os.sysconf("SC_CLK_TCK")
 
@@ -36,7 +36,9 @@ def main() -> None:
     """Run the job and print what it cost."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of steps, and as long of one step")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="of steps that are measured, and as long of one step"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -71,8 +73,8 @@ def launch(folder: Path, ranks: int, seconds: float) -> None:
     time.sleep(SETTLED_S)
     ours = own_processes(process.pid)
     before = {pid: cpu_us(pid) for pid in ours}
-    time.sleep(seconds * 0.9 - SETTLED_S)
-    measured_s = seconds * 0.9 - SETTLED_S
+    measured_s = seconds * 0.9
+    time.sleep(measured_s)
     spent = {ours[pid]: (cpu_us(pid) - before[pid]) / measured_s for pid in ours}
     _, errors = process.communicate()
     if process.returncode:
@@ -116,7 +118,7 @@ def thread_us(name: str) -> float:
 
 def work(seconds: float) -> None:
     """One rank. Where whoever started it was killed, it ends by itself."""
-    signal.alarm(round(4 * seconds) + 120)
+    signal.alarm(round(4 * (SETTLED_S + seconds)) + 120)
     import torch
     import torch.distributed as dist
 
@@ -133,7 +135,7 @@ def work(seconds: float) -> None:
     Path("steps").touch()
     status_thread = "ddpdoctor-status"
     began_s, before_us = time.monotonic(), thread_us(status_thread)
-    while time.monotonic() - began_s < seconds:
+    while time.monotonic() - began_s < SETTLED_S + seconds:
         time.sleep(STEP_S)
         step()
     stepping_us = (thread_us(status_thread) - before_us) / (time.monotonic() - began_s)

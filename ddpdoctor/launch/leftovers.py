@@ -36,6 +36,7 @@ class HostRanks:
         self._known: dict[str, dict[str, Any] | None] = {}
         self._roots: list[Path] | None = None
         self._pids: dict[int, int] = {}
+        self._changed_ns: dict[Path, int] = {}
 
     def all(self) -> list[tuple[int, int]]:
         """(Rank, process id) of all ranks recorded on this host so far, including dead ones."""
@@ -48,7 +49,17 @@ class HostRanks:
         if self._roots is None:
             self._roots = [Path(root) for root in roots_of(str(self._ranks.parent))]
         for root in self._roots:
-            self._pids.update({rank: pid for pid, rank in ranks_of_spools(root).items()})
+            try:
+                changed_ns = root.stat().st_mtime_ns
+            except OSError:
+                continue
+            if changed_ns != self._changed_ns.get(root):
+                ranks = ranks_of_spools(root)
+                self._pids.update({rank: pid for pid, rank in ranks.items()})
+                if len(ranks) == len(
+                    spools_in(str(root))
+                ):  # otherwise a rank has not written its process id yet
+                    self._changed_ns[root] = changed_ns
         return dict(self._pids)
 
     def folders(self) -> list[str]:

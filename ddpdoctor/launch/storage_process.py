@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from ddpdoctor.telemetry import TelemetrySampler
 
 PERIOD_S = 1.0
+_PERIOD_SHARE, _MAX_PERIOD_S = 0.1, 5.0
+"""Records are copied every second at first, later in intervals of this share of the job's age, up to this many seconds: a copy of eight
+ranks takes 5 ms of CPU time."""
 _SAMPLER_S = 2.0
 """Time for telemetry to end."""
 _METRICS_START_S, _METRICS_STOP_S = 10.0, 1.0
@@ -76,8 +79,13 @@ class StorageProcess:
                 others.start()
         if not self._run_with_heartbeats(self._start):
             return
+        began_s = copied_s = time.monotonic()
         while not is_readable(self._orders, PERIOD_S):
-            self._copy_records()
+            self._beat()
+            now_s = time.monotonic()
+            if now_s - copied_s >= min(_PERIOD_SHARE * (now_s - began_s), _MAX_PERIOD_S):
+                copied_s = now_s
+                self._copy_records()
         if os.read(self._orders, 1) != JOB_ENDED:
             self._wait_for_ranks()
         self._run_with_heartbeats(self._stop)

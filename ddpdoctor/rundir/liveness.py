@@ -22,6 +22,7 @@ container, closes no manifest (:func:`is_over`).
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import time
@@ -60,6 +61,7 @@ class Writer(NamedTuple):
     """Its process id in the caller's pid namespace; 0 if unknown."""
 
 
+@functools.cache
 def boot_id() -> str | None:
     """The boot id of this machine; None if unknown. Unlike a host name, it is unique."""
     try:

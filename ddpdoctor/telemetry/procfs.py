@@ -26,6 +26,7 @@ _INFO_BYTES, _INFO_EXIT = 64, 1 << 3
 _GET_INFO = 3 << 30 | _INFO_BYTES << 16 | 0xFF << 8 | 11
 """PIDFD_GET_INFO and PIDFD_INFO_EXIT of <linux/pidfd.h>."""
 _INFO_MASK, _INFO_CODE = struct.Struct("Q"), struct.Struct("i")
+_READ_BYTES = 1 << 16
 _IO = ("rchar", "wchar", "read_bytes", "write_bytes")
 
 _READ, _POLLS = {"x86_64": (0, (7, 23, 270, 271)), "aarch64": (63, (72, 73))}.get(
@@ -226,8 +227,13 @@ def _numbers(place: Path) -> list[int]:
 
 
 def _text(path: Path) -> str:
+    """The text of a file in /proc; "" if it cannot be read. Python's file objects would take three times as long."""
     try:
-        return path.read_text(errors="replace")
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return b"".join(iter(lambda: os.read(handle, _READ_BYTES), b"")).decode(errors="replace")
+        finally:
+            os.close(handle)
     except OSError:
         return ""
 

@@ -375,7 +375,8 @@ def _in_training(log: RankLog, moments: Ints) -> Mask:
 
 def _in_forward(log: RankLog, moments: Ints) -> Mask:
     """[S] which ``moments`` are in forward passes."""
-    return (_event_bits(log.steps, moments) & _FORWARD) != 0
+    inside: Mask = (_event_bits(log.steps, moments) & _FORWARD) != 0
+    return inside
 
 
 def _stack_numbers(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:
