@@ -157,6 +157,13 @@ def late_work(context: Context) -> Costs:
     everything = [sum(works) for works in zip(*(removal.work for removal in removals.values()), strict=True)]
     part = sum(cost.ms_per_step for cost in costs.values()) / sum(c.ms_per_step for c in in_cycles.values())
     total = scaled(context.cost([without_work(everything)], everything), part, context.mean_ns / 1e6)
+    more_ms = 0.0
+    for cause, cost in costs.items():
+        often = costs[cause] = _at_its_frequency(context, cause, removals[cause], cost)
+        if often.ms_per_step != cost.ms_per_step:
+            more_ms += often.ms_per_step - cost.ms_per_step
+            mean_ms = context.mean_ns / 1e6 + more_ms
+            total = add_cost(total, often, total.ms_per_step + often.ms_per_step - cost.ms_per_step, mean_ms)
     computing = costs.pop(LateCause.COMPUTE, None)
     if computing is not None:
         when = _when_late(context, LateCause.COMPUTE, removals[LateCause.COMPUTE])
@@ -164,14 +171,15 @@ def late_work(context: Context) -> Costs:
             computing, context.graph, context.steps_hit(when), context.throttled_ranks
         )
         costs[LateCause.COMPUTE if cause in costs else cause] = computing
-    saving = costs.get(LateCause.CHECKPOINT)
-    if saving is not None:
-        often = costs[LateCause.CHECKPOINT] = context.per_recorded_save(saving)
-        more_ms = often.ms_per_step - saving.ms_per_step
-        if more_ms:
-            total = add_cost(total, often, total.ms_per_step + more_ms, context.mean_ns / 1e6 + more_ms)
     costs[LateCause.TOTAL] = total
     return {f"late.{cause}": cost for cause, cost in costs.items()}
+
+
+def _at_its_frequency(context: Context, cause: LateCause, removal: _Removal, cost: Cost) -> Cost:
+    """The cost at the frequency that its cause has in the run, including the steps that are not measured."""
+    if cause == LateCause.CHECKPOINT:
+        return context.per_recorded_save(cost)
+    return context.at_its_period(cost, context.steps_hit(_when_late(context, cause, removal)))
 
 
 def _removals(context: Context) -> dict[LateCause, _Removal]:

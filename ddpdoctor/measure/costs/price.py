@@ -15,6 +15,7 @@ steps, and of future steps. It differs from the cost by independent errors, whos
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -27,7 +28,17 @@ from ddpdoctor.measure.attribution import LATENESS, Attribution, component
 from ddpdoctor.measure.facts import RANGE_LEVEL, BucketFacts, Cost, saving, scaled
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.metrics import Cores, MessageCost
-from ddpdoctor.measure.numerics import PERSISTENCE, Array, Ints, Mask, Value, mean_error, normal, persistence
+from ddpdoctor.measure.numerics import (
+    PERSISTENCE,
+    Array,
+    Ints,
+    Mask,
+    Value,
+    mean_error,
+    normal,
+    periodic_share,
+    persistence,
+)
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.replay import Change, replay_all
 from ddpdoctor.measure.sourcelines import SourceLines
@@ -57,6 +68,8 @@ class _Tuning(msgspec.Struct, frozen=True):
 
 
 PRICE_TUNING = _Tuning()
+_MIN_STRATUM = 3
+"""Cycles from which on their mean has an error, see :func:`~ddpdoctor.measure.numerics.mean_error`."""
 
 
 Costs = dict[str, Cost]
@@ -172,13 +185,15 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         gain_ns = max(0.0, float(gains.mean()))
         per_cycle = _per_cycle(spent)
         hit = self._hit(per_cycle)
+        pattern = persistence(self.steps[self._order], hit[self._order])
+        periodic = hit if pattern.kind == "periodic" else None
         when = self._steps_hit_or_all(hit)
         own_ms, typical_ms = self._time_spent_ms(spent, components, positions)
         if where is None and components:
             where = self.lines.work(lines_of or components, positions, when, fallback_steps=self.steps)
         return Cost(
             **{
-                **self._saving(gains, gain_ns, part, self._dependency_bounds_ns(changes, usually)),
+                **self._saving(gains, gain_ns, part, self._dependency_bounds_ns(changes, usually), periodic),
                 "beside_ms_per_step": self._overlappable_ms(
                     gain_ns if part is None else part.part_ns, components, positions
                 ),
@@ -186,7 +201,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
                 "own_ms": own_ms,
                 "typical_ms": typical_ms,
                 "occurrence_ms": float(np.median(per_cycle[hit])) / 1e6 if hit.any() else None,
-                **persistence(self.steps[self._order], hit[self._order]).as_facts(),
+                **pattern.as_facts(),
                 "stands_out_in": self._single_steps(components, hit, gain_ns),
                 "where": where or [],
                 "gap": self.lines.gap(components, positions, when) if components else None,
@@ -209,15 +224,21 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         return typical if kind in ("range", "periodic") or few else at_all
 
     def _saving(
-        self, gains: Array, gain_ns: float, part: Value | None, either_ns: tuple[float, float] | None
+        self,
+        gains: Array,
+        gain_ns: float,
+        part: Value | None,
+        either_ns: tuple[float, float] | None,
+        periodic: Mask | None,
     ) -> dict[str, Any]:
         """The fields of a cost for its amount and range, from ``gains`` [cycles, group by group] and their mean. ``either_ns``: mean gains
-        for both assumptions on uncertain dependencies, or None."""
+        for both assumptions on uncertain dependencies, or None; ``periodic`` [cycles]: which ones a periodic cause hits, or None."""
         rest = self.measured_ns - gains
         own_ns = gain_ns if part is None else part.part_ns
         others_ns = () if part is None else (part.first_ns, part.part_ns, part.last_ns)
         assumed_ns = self.graph.clock_error_ns or 0.0
-        ends_ns = price_range(gains[self._order], rest[self._order], assumed_ns)
+        hit = None if periodic is None else periodic[self._order]
+        ends_ns = price_range(gains[self._order], rest[self._order], assumed_ns, hit)
         either_ms = {}
         if either_ns is not None:
             ends_ns = None if ends_ns is None else (min(*ends_ns, *either_ns), max(*ends_ns, *either_ns))
@@ -335,14 +356,25 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         measured = np.isin(numbers, self.steps)
         if not (saved & measured).any():
             return cost
-        factor = float(saved.mean() / saved[measured].mean())
+        often = self._at_frequency(cost, float(saved.mean() / saved[measured].mean()))
+        return replace(often, **persistence(numbers, saved).as_facts())
+
+    def at_its_period(self, cost: Cost, hits: Ints) -> Cost:
+        """The cost of a periodic cause in the steps ``hits``, scaled to its frequency in the run: few steps have it, and some of them are
+        excluded because the profiler or an evaluation disturbed them."""
+        if cost.persistence != "periodic" or not cost.period_steps or self.graph.source != "step-log":
+            return cost
+        share = periodic_share(self.steps, hits, cost.period_steps)
+        return self._at_frequency(cost, share * len(self.steps) / len(hits))
+
+    def _at_frequency(self, cost: Cost, factor: float) -> Cost:
+        """``cost`` for a cause that is ``factor`` times as frequent as in the measured steps."""
         mean_ms = self.mean_ns / 1e6
         step_ms = mean_ms + (factor - 1.0) * cost.ms_per_step
         saved_ms = factor * mean_ms * (1.0 - 1.0 / cost.speedup)
         return replace(
             scaled(cost, factor, step_ms, also=("own_ms", "typical_ms")),
             speedup=step_ms / max(step_ms - saved_ms, 1e-3),
-            **persistence(numbers, saved).as_facts(),
         )
 
 
@@ -366,14 +398,16 @@ def waits_for_hosts(group: CycleGroup, components: Components) -> bool:
     )
 
 
-def price_range(gains: Array, rest: Array, assumed_ns: float = 0.0) -> tuple[float, float] | None:
+def price_range(
+    gains: Array, rest: Array, assumed_ns: float = 0.0, periodic: Mask | None = None
+) -> tuple[float, float] | None:
     """(low, high) of the mean gain, ns, between 0 and the whole step; None with too few cycles.
 
     ``gains`` [N] ns by cycle, in order of steps; ``rest`` [N] ns of each cycle without its gain; ``assumed_ns`` is the standard deviation
-    of clocks and assumptions.
+    of clocks and assumptions; ``periodic`` [N] are the cycles that a periodic cause hits, or None.
     """
     gain, left = float(gains.mean()), float(rest.mean())
-    own, others = mean_error(gains, RANGE_LEVEL), mean_error(rest, RANGE_LEVEL)
+    own, others = _error_of_gains(gains, periodic), mean_error(rest, RANGE_LEVEL)
     if np.isnan(own):
         return None
     spread = gains - gain
@@ -393,6 +427,15 @@ def price_range(gains: Array, rest: Array, assumed_ns: float = 0.0) -> tuple[flo
     half = normal(RANGE_LEVEL) * float(np.sqrt(np.square(errors).sum()))
     low, high = gain * (1 + min(slope, 0.0)) - half, gain * (1 + max(slope, 0.0)) + half
     return max(0.0, low), min(gain + left, high)
+
+
+def _error_of_gains(gains: Array, periodic: Mask | None) -> float:
+    """Standard deviation of the error of the mean of ``gains`` [N]. How many cycles a periodic cause hits is no random number: only the
+    mean gains with it and without it have errors (stratified sampling)."""
+    if periodic is not None and _MIN_STRATUM <= periodic.sum() <= len(gains) - _MIN_STRATUM:
+        parts = ((float(of.mean()), mean_error(gains[of], RANGE_LEVEL)) for of in (periodic, ~periodic))
+        return math.hypot(*(share * error for share, error in parts))
+    return mean_error(gains, RANGE_LEVEL)
 
 
 def range_fields(gain_ns: float, ends_ns: tuple[float, float] | None, *others_ns: float) -> dict[str, Any]:

@@ -179,7 +179,12 @@ def common_work(context: Context, components: Components, *, by_kind: bool = Fal
         if long.any() and usual.any():
             removed, alone = _limited_to_usual(removed, long, usual), _limited_to_usual(alone, long, usual)
             where = context.lines.work(components, None, numbers[usual], fallback_steps=numbers)
-    return context.cost([without_work(removed, alone)], removed, components, where=where)
+    cost = context.cost([without_work(removed, alone)], removed, components, where=where)
+    return (
+        cost
+        if Component.CHECKPOINT in components
+        else context.at_its_period(cost, context.steps_hit(removed))
+    )
 
 
 def _limited_to_usual(work: list[Array], long: Mask, usual: Mask) -> list[Array]:

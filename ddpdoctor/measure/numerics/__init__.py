@@ -28,6 +28,7 @@ from .significance import (
     chance_of_places,
     chance_of_ranks,
     outliers_of_few_ranks,
+    periodic_share,
     persistence,
     shares_of_step,
 )

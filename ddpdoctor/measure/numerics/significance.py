@@ -364,6 +364,19 @@ def persistence(steps: Ints, hit: Mask) -> Persistence:
     return Persistence(kind, len(times), seen, first, last, period)
 
 
+def periodic_share(steps: Ints, hits: Ints, period: int) -> float:
+    """Share of all steps from the first to the last of the measured ``steps`` [N] that have something of this ``period``, which
+    happened in the ``hits``; steps that were not measured have it as often as those that were."""
+    residue = int(np.bincount(hits % period).argmax())
+    regular, due = (numbers[numbers % period == residue] for numbers in (hits, steps))
+    # It may have begun before the first hit and ended after the last one, between measured steps without it.
+    before, after = due[due < regular.min()], due[due > regular.max()]
+    begin, end = int(steps.min()), int(steps.max()) + 1
+    lasts = (int(after.min()) if len(after) else end) - (int(before.max()) + period if len(before) else begin)
+    measured = len(due) - len(before) - len(after)
+    return len(regular) / measured * lasts / period / (end - begin) + (len(hits) - len(regular)) / len(steps)
+
+
 def _period(times: Ints) -> int | None:
     """The most frequent distance between ``times``, if most distances are multiples of it and it is not 1; else None.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.numerics import persistence
+from ddpdoctor.measure.numerics import periodic_share, persistence
 
 STEPS = np.arange(100, 160)
 
@@ -53,3 +53,21 @@ def test_later_steps_of_which_few_are_measured_count_as_much():
     assert (found.kind, found.first) == ("range", 0) and found.hit > 0.5 * found.seen
     found = persistence(steps, steps < 300)
     assert found.kind == "range"
+
+
+@pytest.mark.parametrize(
+    ("happens", "lacks"),
+    [
+        (lambda steps: steps % 10 == 0, lambda steps: np.isin(steps, (40, 50, 120))),
+        (lambda steps: steps % 10 == 7, lambda steps: steps < 25),
+        (lambda steps: (steps % 10 == 0) & (steps >= 100), lambda steps: np.isin(steps, (90, 110, 111, 112))),
+        (lambda steps: (steps % 10 == 3) & (steps % 30 != 3), lambda steps: (steps > 40) & (steps < 60)),
+        (lambda steps: (steps % 10 == 0) | (steps == 44), lambda steps: np.isin(steps, (30, 70, 71))),
+    ],
+    ids=["throughout", "not yet measured", "from the middle on", "two of three", "and once more"],
+)
+def test_something_periodic_is_as_frequent_in_steps_that_were_not_measured(happens, lacks):
+    steps = np.arange(4, 204)
+    measured = steps[~lacks(steps)]
+    share = periodic_share(measured, measured[happens(measured)], 10)
+    assert share == pytest.approx(happens(steps).mean(), rel=0.07)
