@@ -197,6 +197,10 @@ _TECHNICAL_WORD = re.compile(
 )
 
 
+_INTERPRETER = re.compile(r"python[\d.]*|bash|sh|java|node|perl|ruby")
+"""Programs whose names say nothing of their user."""
+
+
 class Pseudonyms:
     """Assigns a pseudonym to each kind and name, numbered in order of first use."""
 
@@ -246,6 +250,15 @@ def host_names(diagnosis: Diagnosis, pseudonyms: Pseudonyms) -> dict[str, str]:
         if domain:
             found[domain] = "domain"
     return {name: pseudonym for name, pseudonym in found.items() if name not in reserved_words()}
+
+
+def program_names(diagnosis: Diagnosis, pseudonyms: Pseudonyms) -> dict[str, str]:
+    """Pseudonyms of other programs on the hosts, apart from interpreters."""
+    host = diagnosis.facts.get("host")
+    programs = host.get("other_programs") if isinstance(host, dict) else None
+    names = [str(each["name"]) for each in programs or () if isinstance(each, dict) and each.get("name")]
+    known = {name for name in names if name.lower() in reserved_words() or _INTERPRETER.fullmatch(name)}
+    return {name: pseudonyms("program", name) for name in names if name not in known}
 
 
 def source_host(source: str) -> str:

@@ -24,6 +24,7 @@ from ddpdoctor.report.redact_names import (
     hidden_values,
     host_names,
     is_public,
+    program_names,
     redacted_command,
     redacted_environment,
     relative_path,
@@ -54,6 +55,7 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
     command, arguments = redacted_command(without_series.job.command, root, pseudonyms)
     environment = redacted_environment(without_series.job.environment, pseudonyms)
     values = arguments | hidden_values(without_series.job.environment, environment)
+    values |= program_names(without_series, pseudonyms)
     replace_names = replacer(users | hosts, {v: s for v, s in values.items() if v.lower() not in hosts})
     replace_sources = _source_replacer(without_series.source, root, pseudonyms)
 

@@ -49,6 +49,7 @@ NOTES = [
     "ip-10-9-8-7.ec2.internal answered, argument walrusname too",
 ]
 CANARIES = (
+    "quokka_sim",
     "zebra", "quagga", "okapi", "tapir", "ocelot", "aardvark", "dugong", "kiwi", "kakapo", "numbat", "10.9.8.7", "fe80",
     "2001:db8", "0a1b2c3d", "0c:42", "decade", "ip-10-9", "walrus", "8675309", "corp.example", "secret set", "last set",
 )  # fmt: skip
@@ -67,7 +68,7 @@ def planted():
         rule="a/b",
         severity="info",
         title="Rank 1 on ZEBRA-7 reads /mnt/aardvark data/secret set/x.bin",
-        explanation="numbat's files lie at s3://ocelot-bucket/key",
+        explanation="numbat's files lie at s3://ocelot-bucket/key, `quokka_sim` and `python3.11` (1 core).",
         coverage=Coverage(1, 1),
         where=[Where("/home/numbat/my work/train.py", 3, "main"), Where("/mnt/aardvark data/lib/x.py", 3, "main")],
         evidence=[Evidence("late.compute.own_ms", "zebra-7", "", "Where it is: /mnt/aardvark data/x")],
@@ -91,7 +92,10 @@ def planted():
             )
         ],
         telemetry=[TelemetrySeries(source="ZEBRA-7 GPU 0", field="utilization", unit="percent", t_s=[0, 1], values=[1, 2])],
-        facts={"zebra-7": {"path": "/mnt/aardvark data/x", "late.compute.ms": 3.0}},
+        facts={
+            "zebra-7": {"path": "/mnt/aardvark data/x", "late.compute.ms": 3.0},
+            "host": {"other_programs": [{"name": "quokka_sim", "cores": 1.0}, {"name": "python3.11", "cores": 1.0}]},
+        },
         hta={"x": [{"name": "s3://ocelot-bucket/key"}]},
     )  # fmt: skip
 
