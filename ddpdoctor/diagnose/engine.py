@@ -369,7 +369,8 @@ class _Run:
         culprits = cost["ranks"] if cost else None
         if culprits is None and self.rule.ranks:
             culprits = facts_view.lookup(self.tree, self.rule.ranks)
-        after_ms = mean_ms / cost["speedup"] if cost and mean_ms is not None else None
+        before_ms = self._step_with_cost_ms(mean_ms)
+        after_ms = before_ms / cost["speedup"] if cost and before_ms is not None else None
         beside_ms = cost["beside_ms_per_step"] if cost else None
         return self.tree | {
             "t": self.thresholds,
@@ -377,12 +378,21 @@ class _Run:
             "where": where,
             "culprits": culprits,
             "framework": self.framework,
+            "before_ms": before_ms,
             "after_ms": after_ms,
             # If the fix moves work to other cores, the idle cores limit its saving.
             "best_ms": after_ms
             if after_ms is None or beside_ms is None
-            else max(after_ms, mean_ms - beside_ms),
+            else max(after_ms, before_ms - beside_ms),
         }
+
+    def _step_with_cost_ms(self, mean_ms: float | None) -> float | None:
+        """The mean step to which the cost's share and speedup refer. It is longer than the mean of the measured steps, ``mean_ms``, if some
+        steps with the cause were excluded."""
+        cost = self.cost
+        if mean_ms is None or not cost or not cost["share"] or cost["persistence"] == "always":
+            return mean_ms
+        return float(max(mean_ms, cost["ms_per_step"] / cost["share"]))
 
     def _explanation(self, names: dict[str, Any]) -> str:
         short = self.common.short_window if self._is_from_short_window() else None

@@ -189,7 +189,8 @@ def call(where: Any) -> Any:
     where = _first_own_line(where)
     if not isinstance(where, Mapping):
         return None
-    stack = [where, *where.get("callers", ())]
+    callers = where.get("callers", ())
+    stack = [where, *callers[: len(callers) - (where.get("step_callers") or 0)]]
     return stack[place_in_loop([line["file"] for line in stack])]
 
 

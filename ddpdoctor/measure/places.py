@@ -78,6 +78,8 @@ class Where(CodeLine, frozen=True):
     follows: bool = False
     """Whether most of its samples show the line that ran next: the time was spent just before it, in Python code that holds the GIL for
     less than 5 ms at a time, which no sample can show."""
+    step_callers: int = 0
+    """Number of the outermost ``callers`` that also call the forward or backward pass or the optimizer: they are calls of a whole step."""
     more_callers: int = 0
     """Number of other call paths to the line that each take a notable part of the time."""
 
@@ -88,8 +90,9 @@ class Where(CodeLine, frozen=True):
 
     @property
     def call(self) -> CodeLine:
-        """The outermost of these lines that is in the training loop."""
-        return self.call_path[place_in_loop([line.file for line in self.call_path])]
+        """The outermost of these lines that is in the training loop and does not call a whole step."""
+        path = self.call_path[: len(self.call_path) - self.step_callers]
+        return path[place_in_loop([line.file for line in path])]
 
     @property
     def stack(self) -> Stack:

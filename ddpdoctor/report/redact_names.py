@@ -256,7 +256,8 @@ def program_names(diagnosis: Diagnosis, pseudonyms: Pseudonyms) -> dict[str, str
     """Pseudonyms of other programs on the hosts, apart from interpreters."""
     host = diagnosis.facts.get("host")
     programs = host.get("other_programs") if isinstance(host, dict) else None
-    names = [str(each["name"]) for each in programs or () if isinstance(each, dict) and each.get("name")]
+    listed = programs if isinstance(programs, list) else []
+    names = [str(each["name"]) for each in listed if isinstance(each, dict) and each.get("name")]
     known = {name for name in names if name.lower() in reserved_words() or _INTERPRETER.fullmatch(name)}
     return {name: pseudonyms("program", name) for name in names if name not in known}
 

@@ -121,8 +121,22 @@ class LogSourceLines(SourceLines):
                 for place, line in enumerate(where.stack)
                 if (line.file, line.function) in self._loop_functions
             )
-            inside.append(msgspec.structs.replace(where, callers=where.callers[: next(loop, None)]))
+            callers = where.callers[: next(loop, None)]
+            path = (where, *callers)
+            calls_step = (
+                place
+                for place, line in enumerate(path[:-1])
+                if (line.file, line.function) in self._step_functions
+            )
+            step_callers = len(callers) - next(calls_step, len(callers))
+            inside.append(msgspec.structs.replace(where, callers=callers, step_callers=step_callers))
         return inside
+
+    @cached_property
+    def _step_functions(self) -> frozenset[tuple[str, str]]:
+        """(file, function) of the calls of the backward pass and the optimizer."""
+        lines = _calls(self.logs, [Component.BACKWARD, Component.OPTIMIZER], None)
+        return frozenset((line.file, line.function) for line in lines)
 
     def _with_framework_calls(self, found: list[Where], components: Sequence[Component]) -> list[Where]:
         """The lines that save or load, each with the framework functions through which it does."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from ddpdoctor.measure.places import CodeLine, Where
@@ -54,6 +56,45 @@ def test_a_helper_that_two_places_call_alike_says_that_there_is_another(tmp_path
     found, _ = measured(folder)
     (where,) = late_facts(found)["host"].where
     assert (where.callers, where.more_callers) == ((called_from(2),), 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "called_at", "edited"),
+    [(18, 25, 18), (18, None, 18), (150, 40, 40)],
+    ids=["in the function of the step", "in the loop itself", "in a function that the loop calls"],
+)
+def test_the_call_of_a_whole_step_is_no_line_to_edit(tmp_path, line, called_at, edited):
+    """The step is a function that the loop calls, as a trainer's is: its backward pass and optimizer are called there."""
+    folder = record(tmp_path / "run", Job(host=4.0, extra=plant(1, host=8.0)))
+    for rank in range(4):
+        log = log_of(folder, rank, "steps.jsonl")
+        places = [json.loads(text) for text in log.read_text().splitlines()]
+        in_step = {place["where"]: place for place in places if place.get("where") == 2}
+        function = in_step[2]["function"]
+        lines = [{"where": 90, "file": in_step[2]["file"], "line": 60, "function": "fit"}]
+        own = {"file": in_step[2]["file"], "line": line, "function": function if line == 18 else "helper"}
+        lines += [
+            *(
+                [
+                    {
+                        "where": 91,
+                        "file": own["file"],
+                        "line": called_at,
+                        "function": "fit" if line == 18 else function,
+                        "by": 90,
+                    }
+                ]
+                if called_at
+                else []
+            ),
+            {"where": 92, **own, **({"by": 91} if called_at else {})},
+        ]
+        for moment in range(*span_of(folder, rank), 300_000 if rank == 1 else 3_000_000):
+            lines.append({"t": moment, "s": [[0, 92, 92]]})
+        write_lines(log_of(folder, rank, "samples.jsonl"), lines)
+    found, _ = measured(folder)
+    (where, *_) = late_facts(found)["host"].where
+    assert (where.line, where.call.line) == (line, edited)
 
 
 def test_frames_of_a_profile_have_callers(tmp_path):
