@@ -1,4 +1,4 @@
-"""Evaluates every rule over the facts. A rule that lacks data or fails is skipped with a reason; the others still run."""
+"""Evaluates every rule over the facts. A rule that lacks data or fails is skipped, with a reason, and the other rules still run."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ class Outcome(msgspec.Struct, frozen=True):
     """Results of all rules."""
 
     findings: list[Finding] = msgspec.field(default_factory=list)
-    """By cost; effects of other findings last."""
+    """The costliest first; findings that are effects of other findings come last."""
     checked: list[CheckedRule] = msgspec.field(default_factory=list)
     skipped: list[SkippedRule] = msgspec.field(default_factory=list)
     errors: list[str] = msgspec.field(default_factory=list)
-    """Errors inside rules, one sentence each. They do not invalidate the findings."""
+    """Errors in rules and withheld findings, one sentence each. They do not invalidate the findings."""
     headlines: dict[str, str] = msgspec.field(default_factory=dict)
-    """First sentence of a report, by rule id."""
+    """By rule id, the first sentence of the report if the rule's finding is the main one."""
     thresholds: dict[str, float] = msgspec.field(default_factory=dict)
     """The common thresholds after overrides."""
     short_window_rules: list[str] = msgspec.field(default_factory=list)
-    """Ids of rules whose finding is based on too few outlier steps of a short window for a warning, by cost."""
+    """Ids of rules whose finding is "info" at most because it is based on only a few outlier steps of a short window. In the order of the
+    findings."""
     capped_rules: list[str] = msgspec.field(default_factory=list)
-    """Ids of rules with a fixed severity whose ``informs_when`` lowered it to info."""
+    """Ids of rules with a fixed severity whose finding is only "info", usually because of ``informs_when``."""
     stopping: list[str] = msgspec.field(default_factory=list)
     """Ids of rules that report why the job stopped."""
     suppressed: list[str] = msgspec.field(default_factory=list)
     """Ids of rules that were not run because the user suppressed them."""
     contradictions: list[str] = msgspec.field(default_factory=list)
-    """Inconsistencies of the measured numbers, as clauses of a sentence."""
+    """Contradictions between measured numbers, as clauses of a sentence."""
     unexplained: list[str] = msgspec.field(default_factory=list)
-    """Large costs that only rules without enough data could explain, as clauses of a sentence, the costliest first."""
+    """Large costs that only rules that lacked data could have reported, as clauses of a sentence, the costliest first."""
 
 
 class RuleSkippedError(Exception):
-    """The rule cannot be evaluated; the text is the reason."""
+    """The rule is skipped; the exception's text is the reason."""
 
 
 class NotApplicableError(RuleSkippedError):
@@ -59,7 +60,7 @@ class NotMeasuredError(RuleSkippedError):
 
 
 class NotCorroboratedError(RuleSkippedError):
-    """The recorded steps do not confirm the cost, so the finding is withheld."""
+    """The recorded steps do not confirm the finding's cost, so the finding is withheld."""
 
     def __init__(self, why: str, share: float) -> None:
         super().__init__(f"the measured numbers contradict each other: {why}")
@@ -81,9 +82,9 @@ def diagnose(
     Args:
         facts: all measured numbers.
         rules: from :func:`ddpdoctor.diagnose.load.load_rules`.
-        coverage: steps and ranks analysed, for findings that do not have their own count.
-        thresholds: overrides by rule id and threshold name; the id ``all`` overrides the common ones.
-        suppressed: ids of rules (or families, ``ddp/*``) that are not run.
+        coverage: numbers of steps and ranks analysed, for findings whose cost does not count its steps.
+        thresholds: overrides, by rule id and threshold name; those for the id ``all`` apply to all rules.
+        suppressed: ids of rules that are not run, or of whole families (``ddp/*``).
     """
     overrides = thresholds or {}
     tree = facts_view.tree(facts)
@@ -113,7 +114,7 @@ def diagnose(
             elif isinstance(reason, NotCorroboratedError) and reason.share >= base["warning_share"]:
                 outcome.errors.append(f"{rule.id} was withheld: {reason.why}.")
                 outcome.contradictions.append(reason.why)
-        except Exception as error:  # a rule file may cause any error; the other rules still run
+        except Exception as error:  # a rule file may cause any error, and the other rules must still run
             why = f"the rule failed: {' '.join(str(error).split())[:300]}"
             outcome.skipped.append(SkippedRule(rule.id, rule.question, why))
             outcome.errors.append(f"{rule.id}: {why}")
@@ -138,7 +139,8 @@ def diagnose(
 def _unexplained(
     not_evaluated: list[tuple[_Run, str]], outcome: Outcome, rules: RuleSet, least_share: float
 ) -> list[str]:
-    """Clauses on costs of at least ``least_share`` of the step that only rules in ``not_evaluated`` could report, with the reason."""
+    """Clauses on costs of at least ``least_share`` of the step that only rules in ``not_evaluated`` could have reported, with the reason
+    why these were not evaluated."""
     evaluated = [*(each.rule for each in outcome.checked), *(each.rule for each in outcome.findings)]
     reported = {path for rule_id in evaluated for path in rules.rules[rule_id].cost_paths}
     found: dict[str, tuple[float, str]] = {}
@@ -153,7 +155,7 @@ def _unexplained(
 
 
 def _ranks_of_costs(tree: dict[str, Any], rule: Rule) -> set[int]:
-    """The ranks in a rule's costs. If the rule is suppressed, other rules must not report them."""
+    """The ranks in a suppressed rule's costs. Rules for ranks that no other rule explains must not report them instead."""
     costs = [facts_view.lookup(tree, path) for path in rule.cost_paths]
     return {rank for cost in costs if cost for rank in cost.get("ranks") or ()}
 
@@ -161,7 +163,8 @@ def _ranks_of_costs(tree: dict[str, Any], rule: Rule) -> set[int]:
 def _without_reported_ranks(
     tree: dict[str, Any], rule: Rule, hits: list[RuleHit], suppressed_ranks: Collection[int]
 ) -> dict[str, Any]:
-    """The facts without those of the rule's ranks that another finding reports or a suppressed rule would have reported."""
+    """The facts, in which the list ``rule.ranks`` lacks the ranks that another finding reports, or that a suppressed rule would have
+    reported."""
     reported = {rank for entry in hits for rank in entry.finding.ranks or ()} | set(suppressed_ranks)
     group, _, name = (rule.ranks or "").partition(".")
     ranks = facts_view.lookup(tree, rule.ranks or "")
@@ -171,7 +174,7 @@ def _without_reported_ranks(
 
 
 _Candidate = tuple[dict[str, Any] | None, str | None]
-"""A cost and its path in the facts; None if the rule has none."""
+"""A cost and its path in the facts. The cost is None if the rule has none; the path is None if the cost is not a fact."""
 
 
 class _Run:
@@ -201,7 +204,8 @@ class _Run:
         self.errors: list[str] = []
 
     def finding(self) -> Finding | None:
-        """Return the rule's finding, None if it found nothing. Raises :class:`RuleSkippedError` if it cannot be evaluated."""
+        """Return the rule's finding, or None if the rule found nothing. Raises :class:`RuleSkippedError` if the rule cannot be evaluated or
+        its finding is withheld."""
         rule = self.rule
         for condition in rule.applies:
             if not self._holds(condition.when):
@@ -228,7 +232,8 @@ class _Run:
         return None
 
     def _candidates(self) -> list[_Candidate]:
-        """The costs that the rule may report, the costliest first; (None, None) for a rule without costs."""
+        """The costs that the rule may report, with their paths, the costliest first; a single cost without a path if the rule computes it
+        (``costs_ms``); (None, None) if it has no cost."""
         rule = self.rule
         if rule.cost_paths:
             self._require(self.common.cost_needs)
@@ -243,7 +248,7 @@ class _Run:
         return [(self.cost, None)]
 
     def open_costs(self) -> list[tuple[dict[str, Any], str]]:
-        """The measured costs, with their paths, that this rule could have reported if it had been evaluated."""
+        """The measured costs that this rule could have reported if it had been evaluated, with their paths."""
         if self.tree["steps"]["mean_ms"] is None:
             return []
         found = []
@@ -254,7 +259,7 @@ class _Run:
         return found
 
     def _corroboration_error(self) -> NotCorroboratedError | None:
-        """An error if the recorded steps, as drawn in reports, do not confirm the current cost; else None."""
+        """An error if the recorded steps, as the timelines in reports show them, do not confirm the current cost; else None."""
         shown, cost = self.common.cost_shown, self.cost
         if cost is None or shown is None or cost["drawn_ms"] is None or self._holds(shown.when):
             return None
@@ -287,7 +292,8 @@ class _Run:
         return evaluate(expression, self.context)
 
     def _amount(self, field: str, expression: str) -> float | None:
-        """Value of the rule's expression ``field``; 0 if it is negative, None if null. Raises TypeError if it is not a finite number."""
+        """Value of ``expression``, which is the rule's ``field``; 0 if it is negative, None if it is null. Raises TypeError if it is
+        anything else than a finite number."""
         value = self._value(expression)
         if value is None:
             return None
@@ -310,7 +316,7 @@ class _Run:
         once_s = None if rule.costs_s is None else self._amount("costs_s", rule.costs_s)
         costs_s = self._recurring_s() if once_s is None else once_s
         persistence, steps = self._occurrence()
-        # If steps are not marked, there is no speed-up of a step.
+        # If the recording does not mark steps, a step's speed-up has no meaning.
         marked = self.tree["steps"]["marked"] is not False
         return Finding(
             rule=rule.id,
@@ -341,7 +347,7 @@ class _Run:
         )
 
     def _occurrence(self) -> tuple[str | None, list[int] | None]:
-        """(persistence, [first, last] of the steps in which the cost occurs; None for all steps)."""
+        """(persistence, [first, last] of the steps in which the cost or event occurs; None if in all steps or unknown)."""
         event = facts_view.lookup(self.tree, self.rule.event) if self.rule.event else None
         if event is not None:
             return event["persistence"], event["longer"] or None
@@ -380,7 +386,7 @@ class _Run:
             "framework": self.framework,
             "before_ms": before_ms,
             "after_ms": after_ms,
-            # If the fix moves work to other cores, the idle cores limit its saving.
+            # Step time after the fix. If the fix moves work to other cores, idle cores limit what it saves.
             "best_ms": after_ms
             if after_ms is None or beside_ms is None
             else max(after_ms, before_ms - beside_ms),
@@ -429,7 +435,7 @@ class _Run:
             return "warning"
         beside_ms = cost["beside_ms_per_step"]
         if beside_ms is not None and cost["ranks"] is None and beside_ms < limit["critical_share"] * mean_ms:
-            # There are too few idle cores to save more.
+            # A fix would save less than the critical share, for lack of idle cores.
             return "warning"
         return "critical"
 
@@ -465,7 +471,7 @@ class _Run:
             try:
                 if fix.when is None or self._holds(fix.when):
                     found.append(_fix(fix, names, self.common))
-            except Exception as error:  # an invalid fix must not hide the finding
+            except Exception as error:  # the finding is reported even if one of its fixes is invalid
                 reason = " ".join(str(error).split())[:300]
                 self.errors.append(f"{self.rule.id}: fix {number} is skipped: {reason}")
         return found
@@ -479,8 +485,8 @@ def _range_ms(cost: dict[str, Any] | None) -> list[float] | None:
 
 
 def _speedups(cost: dict[str, Any] | None) -> list[float] | None:
-    """[low, high] of the speed-up, relative to the step that the cost is a share of; None without an interval, or if its upper
-    end is the whole step."""
+    """[low, high] of the speed-up, computed for the step time that the cost's share refers to; None if the cost has no interval, or if the
+    upper end of the interval is the whole step."""
     ends_ms = _range_ms(cost)
     if cost is None or ends_ms is None or not cost["share"]:
         return None

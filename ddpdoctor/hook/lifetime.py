@@ -1,8 +1,9 @@
-"""Starts and ends the recording of a process and its helpers: writer, sampler, settings, status thread and profiler window.
+"""Starts and ends the recording of a process, with all that belongs to it: writer, sampler, settings, status thread and profiler
+window.
 
-The recording starts when ``init_process_group`` has returned in this process. ``RANK`` in the environment is not enough, because
-data loader workers and helper processes inherit it. A job without a process group is recorded as rank 0 of 1, from its first
-optimizer step.
+The recording starts when ``init_process_group`` has returned in this process. A ``RANK`` in the environment does not show that a
+process is a rank, because data loader workers and helper processes inherit it. A job without a process group is recorded as rank
+0 of 1, from its first optimizer step.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ _WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "
 _STEP_LOG = guard.part("step log")
 _LOADER_WORKERS = guard.part("data loader workers")
 _COPY_RESERVE_S = 0.5
-"""Seconds of the wait at the job's end that are reserved for the last copy to the run directory."""
+"""Seconds of the budget for waiting at the job's end that are reserved for the last copy to the run directory."""
 _FREE_FLUSH_S = 0.25
-"""A flush up to this long, s, does not reduce the session's budget, because some jobs destroy their process group many times."""
+"""A flush reduces the session's budget for waiting only by what it takes beyond this, s, because some jobs destroy their process
+group, which flushes, many times."""
 
 
 class Services:
@@ -51,7 +53,7 @@ class Services:
 
 
 at_start: list[Callable[[Session], None]] = []
-"""Called with each new session, after its settings were read."""
+"""Functions to call with each new session, after its settings have been read."""
 
 
 def _start(session: Session) -> None:
@@ -78,8 +80,8 @@ def _start(session: Session) -> None:
 
 
 def _flush(session: Session, ending: bool = False) -> None:
-    """Copy everything recorded so far to the run directory, within the session's remaining patience. What is not copied stays in
-    the spool. ``ending``: this is the last flush of the session."""
+    """Copy everything recorded so far to the run directory, within the session's remaining budget for waiting. What is not copied
+    in time stays in the spool. ``ending``: this is the last flush of the session."""
     services: Services | None = session.services
     if services is None:
         return
@@ -101,8 +103,8 @@ def _flush(session: Session, ending: bool = False) -> None:
 
 
 def _end_steps(session: Session, services: Services, deadline_s: float) -> float:
-    """Close the last step and the profiler window, waiting for the latter until ``deadline_s`` (monotonic). Returns how long torch
-    took to close the profiler, s."""
+    """Close the last step and the profiler window; wait for the window until ``deadline_s`` (monotonic). Returns the time that
+    torch took to close the profiler, s, which does not count against the budget."""
     captures = services.captures
     closed_before_s = captures.closing_s
     session.stepping.finish()
@@ -135,9 +137,9 @@ def _stop(session: Session) -> None:
 
 
 at_fork: list[Callable[[], None]] = []
-"""Functions to call in a forked child, to reset the state of calls in progress in the parent."""
+"""Functions to call in a forked child, to reset state that belongs to calls in progress in the parent."""
 depths: list[list[int]] = []
-"""Nesting counters of calls in progress; set to 0 in a forked child."""
+"""Counters of nested calls in progress, each in a list of one; set to 0 in a forked child."""
 _PART = guard.part("end of the job")
 
 _may_record_alone: list[bool] = []
@@ -145,8 +147,8 @@ _may_record_alone: list[bool] = []
 
 
 def arm(rank: int, world_size: int, joining_ns: int | None = None) -> Session | None:
-    """Start recording this process as ``rank``; continue the current recording if it has the same rank and world size.
-    ``joining_ns``: when ``init_process_group`` was called, epoch ns."""
+    """Start recording this process as ``rank``, or continue the current recording if it has the same rank and world size. Returns
+    None if the process cannot be recorded. ``joining_ns``: when ``init_process_group`` was called, epoch ns."""
     session = active.session
     if session is not None:
         if (session.rank, session.world_size) == (rank, world_size):
@@ -165,7 +167,8 @@ def arm(rank: int, world_size: int, joining_ns: int | None = None) -> Session | 
 
 
 def _new_session(rank: int, world_size: int, run: str, spool_root: str) -> Session | None:
-    """Create a session with its spool in ``spool_root``. Returns None if it cannot be written, which is reported to the user."""
+    """Create a session with its spool in ``spool_root``. If the spool cannot be written, report that to the user and return
+    None."""
     unwritable = spool_root
     try:
         spool = Spool(spool_root, rank, run)
@@ -182,8 +185,8 @@ def _new_session(rank: int, world_size: int, run: str, spool_root: str) -> Sessi
 
 
 def arm_alone() -> Session | None:
-    """Start recording a job of one process, at an optimizer step or a user's mark outside of a process group. Returns None if this
-    process is not such a job."""
+    """Start recording a job of one process, at an optimizer step or a step marked by the user, if there is no process group.
+    Returns None if this process is not such a job."""
     if not _may_record_alone:
         is_child = multiprocessing.parent_process() is not None
         is_single = all(os.environ.get(name) in (None, "", "1") for name in _WORLD_SIZE_VARIABLES)
@@ -196,7 +199,8 @@ def arm_alone() -> Session | None:
 
 
 def flush() -> None:
-    """Copy everything recorded to the run directory, because the process may be about to die. Waits for a limited time."""
+    """Copy everything recorded so far to the run directory, because the process may be about to die. Waits only for a limited
+    time."""
     session = active.session
     if session is not None and session.recorder.pid == os.getpid():
         _flush(session)
@@ -224,7 +228,7 @@ def forget() -> None:
 
 
 def write_end_status(error: BaseException | None = None) -> None:
-    """Write how the process ends, just before it does. ``error``: the caught exception that ends it."""
+    """Write how the process ends, just before it ends. ``error``: the exception that ends it, if one was caught."""
     if error is not None:
         set_fatal_exception(error)
     session = active.session
@@ -244,7 +248,8 @@ def _at_exit() -> None:
 def watch_process() -> None:
     """Register the handlers for exit and fork, and create the status file of a rank that has not joined. Called once per process."""
     begin_unjoined()
-    # atexit calls the last one registered first. A profiler that is still open at interpreter exit crashes the process.
+    # atexit calls the functions registered last first, so this one runs after _at_exit. It closes a profiler that is still open,
+    # because that would crash the process at interpreter exit.
     atexit.register(guarded(guard.part("profiler window"), close_left_open))
     atexit.register(_at_exit)
     os.register_at_fork(after_in_child=guarded(guard.part("fork"), forget))

@@ -1,13 +1,13 @@
-"""Decides whether the ranks of this host have made no progress for too long, from one poll per second and the job's own history.
+"""Decides, from one poll per second and the job's own history, whether the ranks of this host have made no progress for too long.
 
-Progress is: a finished step of any rank; an event that begins or ends within a long step; a rank that does not wait for others and
-works (it or its children move data or take memory; it evaluates, saves or compiles). The silence timer is also reset while a person
-holds a rank (debugger, SIGSTOP, prompt). If the state of a rank is unknown, no hang is reported.
+Progress is any of: a rank finishes a step; an event begins or ends within a long step; a rank does not wait for others and works (it or its
+children move data or take memory; or it evaluates, saves, loads or compiles, and uses a processor). The silence timer is also reset while a
+person holds a rank (debugger, SIGSTOP, prompt). If the state of a rank is unknown, no hang is reported.
 
-``--on-hang kill`` ends the job only if the hang is proven. A rank that does not answer is no proof. Two independent sources must agree
-for each rank: the kernel (its process has ended, or it and its children use no resources) and the rank itself (it answered a request
-during the hang, and waits for other ranks or is still at the same line). If a thread holds the GIL, faulthandler's output, which needs
-no GIL, replaces the rank's answer.
+``--on-hang kill`` ends the job only if the hang is proven. That a rank does not answer proves nothing. Two independent sources must agree
+for each rank: the kernel (its process has ended, or it and its children use no resources) and the rank itself (it answered a request during
+the hang, and waits for other ranks or is still at the same line). If a thread holds the GIL, the rank cannot answer; faulthandler, which
+does not need the GIL, then shows its stack instead.
 
 The messages about a hang are at the end of this file.
 """
@@ -30,25 +30,28 @@ class Tuning:
     """Limits and factors of the decision."""
 
     after_s: float = DEFAULT_HANG_AFTER_S
-    """Half of the shortest default timeout of collectives (NCCL: ten minutes, Gloo: thirty)."""
+    """Limit of the silence, if the history does not require a longer one: half of the shortest default timeout of collectives (NCCL: ten
+    minutes, Gloo: thirty)."""
     longest_gap_factor: float = 10.0
-    """Factor on the longest time between two steps so far: an evaluation on more data takes a few times as long."""
+    """The limit is at least this multiple of the longest time between two steps so far: an evaluation on more data takes a few times as
+    long."""
     before_first_factor: float = 3.0
-    """Factor before the first step, while the dataset and the model are built and compiled: the job has no history yet. If the user has set
-    a limit, it applies only while a rank computes, reads or writes."""
+    """Factor on the limit before the first step, while the dataset and the model are built and compiled: the job has no history yet. It
+    also applies to a limit set by the user, unless a rank waits for others and no rank works without the others."""
     min_before_first_s: float = 60.0
-    """Minimum before the first step: importing a framework from shared storage takes a minute."""
+    """Minimum limit before the first step: importing a framework from shared storage takes a minute."""
     after_death_s: float = 30.0
-    """Limit if a rank has died and others wait for it; torchrun ends those within a second."""
+    """Limit if a signal has ended a rank and others wait for it. (torchrun would end the others within a second.)"""
     long_phase_factor: float = 5.0
-    """Factor while a rank that does not wait evaluates, saves, loads or compiles (default: 25 minutes). These phases may take long in
-    healthy jobs and show no activity, for example while slow storage writes a checkpoint."""
+    """Factor on the limit (which gives 25 minutes by default) while a rank that does not wait evaluates, saves, loads or compiles. In
+    healthy jobs, these phases may take long without any visible activity, for example while slow storage writes a checkpoint."""
     max_suspended_s: float = 90.0
-    """Longest suspension (SIGSTOP) that does not count as silence: a person may inspect a rank for a minute."""
+    """A suspension (SIGSTOP) counts as silence only after this time: a person may inspect a rank for a minute."""
     after_last_factor: float = 4.0
-    """Factor if every rank has exhausted its data and one computes: it may export the model."""
+    """Factor on the limit if every rank has exhausted its data and one uses a processor: it may be exporting the model."""
     max_pause_s: float = 2.0
-    """Upper limit of the time counted between two polls: in a longer pause this process was suspended, possibly with the job."""
+    """At most this much time counts from one poll to the next: if the polls are further apart, this process was suspended, possibly
+    together with the job."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class HangCandidate:
     after_s: float
     longest_gap_s: float
     blocking: tuple[WatchedRank, ...]
-    """Dead ranks, and those that do not wait in a collective. Empty if every rank waits."""
+    """Ranks that died, and running ranks that do not wait for others. Empty if all ranks wait."""
     waiting: tuple[WatchedRank, ...]
     unknown: tuple[WatchedRank, ...] = ()
     """Ranks whose state is unknown. If there are any, it is unknown whether the job hangs."""
@@ -78,11 +81,11 @@ class ProgressTracker:
         self._since_step_s = self._suspended_s = 0.0
         self._steps_seen = 0
         self._attempt: frozenset[int] = frozenset()
-        """Process ids of the current attempt. An elastic restart begins another one."""
+        """Process ids of the current attempt. An elastic restart begins a new attempt."""
         self.progressed = self.reported_progress = False
-        """Whether the last poll showed progress; and whether a rank itself reported it."""
+        """Whether the last poll showed any progress, and whether it showed progress within a step that a rank itself reported."""
         self.paused_in: str | None = None
-        """The phase in which a rank works at the last poll ("other" if unknown); None if none works."""
+        """At the last poll: the phase of a rank that worked ("other" if its phase was unknown); None if no rank worked."""
 
     def update(self, now_s: float, stepped: bool, ranks: Sequence[WatchedRank]) -> None:
         """Update the silence timers from one poll. ``now_s``: monotonic seconds; ``stepped``: whether any rank finished a step."""
@@ -99,7 +102,7 @@ class ProgressTracker:
         self.reported_progress, self._signs = _has_new_sign(self._signs, signs), signs
         if stepped:
             if self._steps_seen:
-                # The time before the first step is excluded: later gaps are not comparable with it.
+                # The time before the first step is not a gap: it is not comparable with the time between steps.
                 self.longest_gap_s = max(self.longest_gap_s, self._since_step_s)
             self._steps_seen += 1
             self._since_step_s = 0.0
@@ -116,19 +119,19 @@ class ProgressTracker:
             self.silent_s = 0.0
 
     def _note_attempt(self, ranks: Sequence[WatchedRank]) -> None:
-        """Reset the timers after an elastic restart: the time before the first step is as long as in the first attempt."""
+        """Reset the timers after an elastic restart, because the new attempt may again need a long time before its first step."""
         now = frozenset(rank.pid for rank in ranks if rank.alive)
         if now and self._attempt and not now & self._attempt:
             self._steps_seen, self._since_step_s, self.silent_s = 0, 0.0, 0.0
         self._attempt = now or self._attempt
 
     def is_long(self, ranks: Sequence[WatchedRank]) -> bool:
-        """Whether the silence exceeds the limit. No rank of this host needs to wait: ranks of other hosts may."""
+        """Whether the silence has reached the limit, even if no rank of this host waits: ranks of other hosts may wait."""
         left, waiting, dead = _by_state(ranks)
         return bool(left) and self.silent_s >= self._after_s(left, waiting, dead)
 
     def hang_candidate(self, ranks: Sequence[WatchedRank]) -> HangCandidate | None:
-        """The hang at the last poll; None if there is none."""
+        """The possible hang at the last poll; None if there is none."""
         left, waiting, dead = _by_state(ranks)
         blocking = tuple(rank for rank in left if not rank.waits)
         after_s = self._after_s(left, waiting, dead)
@@ -136,7 +139,7 @@ class ProgressTracker:
             return None
         alone = len(left) + len(dead) < len(ranks)
         if not waiting and (any(rank.busy for rank in left) or alone or _have_exhausted_data(left)):
-            # Not a hang if no rank waits and one computes, others have ended in order, or all have exhausted their data.
+            # If no rank waits, it is not a hang if one uses a processor, or some have ended in order, or all have exhausted their data.
             return None
         unknown = tuple(rank for rank in blocking if rank.activity is Activity.UNKNOWN)
         return HangCandidate(self.silent_s, after_s, self.longest_gap_s, (*dead, *blocking), waiting, unknown)
@@ -168,7 +171,7 @@ def _by_state(
     ranks: Sequence[WatchedRank],
 ) -> tuple[list[WatchedRank], tuple[WatchedRank, ...], tuple[WatchedRank, ...]]:
     """(Running ranks, those of them that wait for others, ranks that died)."""
-    # While ranks wait in init_process_group, a rank that has ended its process group may be expected to join them.
+    # While ranks wait in init_process_group, they may wait for a rank that has ended its process group. So that rank counts as running.
     joining = any(rank.alive and rank.phase == Phase.RENDEZVOUS for rank in ranks)
     left = [rank for rank in ranks if rank.alive and (joining or not rank.ended)]
     waiting = tuple(rank for rank in left if rank.waits)
@@ -179,7 +182,7 @@ def _by_state(
 def _has_new_sign(
     before: dict[tuple[int, int], tuple[Any, ...]], now: dict[tuple[int, int], tuple[Any, ...]]
 ) -> bool:
-    """Whether a rank shows a new sign of progress. A missing sign is not a new one."""
+    """Whether the signs of progress of any rank have changed. That signs disappear, or appear for the first time, is no progress."""
     return any(signs and before.get(key) not in (None, (), signs) for key, signs in now.items())
 
 
@@ -191,16 +194,17 @@ def _have_exhausted_data(ranks: Sequence[WatchedRank]) -> bool:
 Line = tuple[int, int, str]
 """Rank, process id, and the rank's current line of the job's code."""
 _BETWEEN_PROOFS_S = 60.0
-"""Time between the two polls that must both prove the hang before the job is ended (less with a shorter ``--hang-after``). The report is
-written in between, because it shows more while the job still runs."""
+"""Minimum time between the two polls that must both prove the hang before the job is ended (less if ``--hang-after`` is shorter). The
+report is written between the two, because it can show more while the job still runs."""
 
 
 def find_doubts(ranks: Sequence[WatchedRank], has_answered: Callable[[WatchedRank], bool]) -> list[str]:
-    """Reasons not to end the job, one clause per rank; empty if it is proven that no rank makes progress."""
+    """Reasons not to end the job, one clause for each doubt about a rank; empty if it is proven that no rank makes progress."""
     alive = [rank for rank in ranks if rank.alive]
     found = [(rank, _doubt(rank, has_answered)) for rank in alive]
     if all(rank.waits for rank in alive):
-        # Each of them may wait for a computation on its own device: a CUDA thread that waits uses a core.
+        # What looks like a wait for others may be a wait for a computation on the rank's own device: a thread that waits for CUDA uses a
+        # core, too.
         found += [
             (rank, "may compute on its device") for rank in alive if rank.busy and not rank.waits_in_call
         ]
@@ -211,7 +215,7 @@ def _doubt(rank: WatchedRank, has_answered: Callable[[WatchedRank], bool]) -> st
     activity = rank.activity
     if activity is Activity.HELD:
         return "is stopped, in a debugger, or waits for input"
-    # A rank that reports that it waits may still move data.
+    # A rank may move data although it reports that it waits.
     if activity is Activity.WORKS or rank.meter.moves:
         return "reads, writes or computes"
     if rank.state == "D":
@@ -219,19 +223,20 @@ def _doubt(rank: WatchedRank, has_answered: Callable[[WatchedRank], bool]) -> st
     if activity is Activity.COMPUTES:
         return "uses a processor"
     if rank.holds_gil:
-        return None  # it cannot answer; faulthandler has written where it is
+        return None  # it cannot answer, but faulthandler has written its stack
     if activity is Activity.UNKNOWN or not rank.is_known:
         return "does not show what it does"
     return "has not answered" if rank.joined and not has_answered(rank) else None
 
 
 def current_lines(ranks: Sequence[WatchedRank]) -> frozenset[Line]:
-    """Positions of the ranks that do not wait for others. If the job hangs, they do not change between two polls."""
+    """Current lines of code of the ranks that do not wait for others. If the job hangs, these lines do not change between two polls."""
     return frozenset((*rank.key, rank.where()) for rank in ranks if rank.alive and not rank.waits)
 
 
 class KillDecision:
-    """Decides when ``--on-hang kill`` ends the job: after two polls in a row that prove the hang, up to ``_BETWEEN_PROOFS_S`` apart."""
+    """Decides when ``--on-hang kill`` ends the job: after two polls in a row that prove the hang, at least ``_BETWEEN_PROOFS_S`` apart
+    (less if ``--hang-after`` is shorter)."""
 
     def __init__(self, after_s: float) -> None:
         self._between_polls_s = min(after_s, _BETWEEN_PROOFS_S)
@@ -243,18 +248,20 @@ class KillDecision:
         """Whether the user was warned why the job is not ended."""
 
     def is_due(self, being_diagnosed: bool) -> bool:
-        """Whether it is time for the next poll."""
+        """Whether it is time for the next poll. ``being_diagnosed``: the report is still being written; it gets ``_BETWEEN_PROOFS_S`` from
+        the declaration of the hang."""
         now_s = time.monotonic()
         if being_diagnosed and now_s - self._declared_s < _BETWEEN_PROOFS_S:
             return False
         return now_s - self._polled_s >= self._between_polls_s
 
     def restart(self) -> None:
-        """Start again after progress of a rank: two further polls have to prove the hang."""
+        """Start again because a rank has made progress: two further polls have to prove the hang."""
         self._is_proven = False
 
     def evaluate(self, doubts: list[str], current: list[WatchedRank]) -> bool:
-        """Evaluate a poll. Returns whether it is the second one in a row that proves the hang, with all ranks at the same lines."""
+        """Evaluate a poll. Returns whether it is the second in a row that proves the hang, and all ranks are at the same lines as in the
+        first."""
         self._polled_s, before, self._lines = time.monotonic(), self._lines, current_lines(current)
         was_proven, self._is_proven = self._is_proven, not doubts
         return self._is_proven and was_proven and before == self._lines
@@ -277,7 +284,7 @@ def hang_sentences(candidate: HangCandidate, here: str) -> list[str]:
 
 
 def unknown_sentence(candidate: HangCandidate, here: str) -> str:
-    """Message that no step was finished for long, and why it is unknown whether the job hangs."""
+    """Message that no step has been finished for a long time, and why it is unknown whether the job hangs."""
     return (
         f"no rank{here} has finished a step for {_seconds(candidate.silent_s)}; whether the job hangs is not known: "
         f"{_listed(candidate.unknown)}."
@@ -285,12 +292,13 @@ def unknown_sentence(candidate: HangCandidate, here: str) -> str:
 
 
 def elsewhere_sentence(silent_s: float, computing: Sequence[WatchedRank]) -> str:
-    """Message that no rank of this host waits, that ranks of other hosts may wait for it, and which ranks compute."""
+    """Message that no step has been finished for a long time, that ranks of other hosts may wait for this host, and which of its ranks
+    compute."""
     return f"no rank of this host has finished a step for {_seconds(silent_s)}; ranks of other hosts may wait for it: {_listed(computing)}."
 
 
 def uncounted_sentence(silent_s: float, ranks: Sequence[WatchedRank]) -> str:
-    """Message that no step was finished for long, and that waits between the ranks' devices are not visible."""
+    """Message that no step has been finished for a long time, and that waits of the ranks' devices for each other are not visible."""
     why = "torch counts no collectives of these ranks, so a wait on a device looks like a computation"
     return f"no rank has finished a step for {_seconds(silent_s)}; whether the job hangs is not known ({why}): {_listed(ranks)}."
 

@@ -1,4 +1,4 @@
-"""Lines at the top of every report: cost of the main finding, what ran, number of measured steps."""
+"""The lines at the top of every report: the cost of the main finding, what ran, how many steps were measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ddpdoctor.report.finding_view import location
 
 
 def main_finding(diagnosis: Diagnosis) -> Finding | None:
-    """The finding behind the verdict; None if the job is healthy or no verdict is possible."""
+    """The finding that the verdict names, or the first finding if that one is missing; None if the job is healthy or no verdict is
+    possible."""
     if diagnosis.healthy or diagnosis.verdict.rule is None:
         return None
     verdict_findings = [finding for finding in diagnosis.findings if finding.rule == diagnosis.verdict.rule]
@@ -21,7 +22,8 @@ def main_finding(diagnosis: Diagnosis) -> Finding | None:
 
 
 def explained_findings(diagnosis: Diagnosis) -> list[Finding]:
-    """The main finding, and the next finding above "info" if it costs nearly as much."""
+    """The findings that reports explain in full: the main one, and the next one above "info" if it costs nearly as much and is as
+    certain."""
     main = main_finding(diagnosis)
     if main is None:
         return []
@@ -42,7 +44,8 @@ _MIN_COST_RATIO = 0.75
 
 
 def cost_sentence(diagnosis: Diagnosis) -> str:
-    """The cost of the main finding in one sentence; for a healthy job, the median step time. Empty if neither is known."""
+    """One sentence: the cost of the main finding; without a main finding, the median step time. Empty if this is unknown, or if the step
+    time is that of a truncated recording."""
     finding, median_ms = main_finding(diagnosis), diagnosis.steps.median_ms
     if finding is None and median_ms is None:
         return ""
@@ -70,7 +73,8 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
 
 
 def _cost_clause(finding: Finding, diagnosis: Diagnosis) -> str:
-    """ "It costs 18 ms per step (90 % interval: 15 to 20 ms), 26 % of the step time (16 min per training hour)"; "" without a cost."""
+    """ "It costs 18 ms per step (90 % interval: 15 to 20 ms), 26 % of the step time (16 min per training hour)"; "" if the finding has no
+    cost per step."""
     cost_ms, share, steps = finding.costs_ms_per_step, finding.share, diagnosis.steps
     is_trace, marked = steps.source == "trace", words.lookup(diagnosis.facts, "steps.marked") is not False
     if cost_ms is None:
@@ -89,15 +93,15 @@ def _cost_clause(finding: Finding, diagnosis: Diagnosis) -> str:
     if share is None:
         return text
     text += f", {_share_of_step(finding, diagnosis)}"
-    # A trace of a few steps cannot be extrapolated to an hour.
+    # A trace of a few steps does not show what an hour of training costs.
     if is_trace or not 1 / 60 <= share < 1:
         return text
     return f"{text} ({min(round(60 * share), 59)} min per training hour)"
 
 
 def _share_of_step(finding: Finding, diagnosis: Diagnosis) -> str:
-    """ "26 % of the step time". If the share does not refer to the mean measured step, the text names what it refers to: the steps of
-    the profiler window, or the mean step including excluded steps that have the cost. ``finding`` must have a share."""
+    """ "26 % of the step time". If the share does not refer to the mean measured step, the text names the step that it refers to: that of
+    the profiler window, or the mean of all steps, including excluded ones with this cost. ``finding`` must have a share."""
     cost_ms, share, mean_ms = finding.costs_ms_per_step, finding.share or 0.0, diagnosis.steps.mean_ms
     if words.step_label(diagnosis) == "recording":
         return f"{words.percent(share)} of its time"
@@ -111,11 +115,11 @@ def _share_of_step(finding: Finding, diagnosis: Diagnosis) -> str:
 
 
 _MIN_STEP_DIFFERENCE = 0.02
-"""Relative difference of the step times from which on a share is said to refer to other steps than the measured ones."""
+"""If the step that a share refers to differs from the mean measured step by at least this part, the text names it."""
 
 
 def _total_sentence(finding: Finding) -> str:
-    """A sentence on the cost of time lost outside of ordinary steps."""
+    """A sentence on the cost of a finding whose lost time is known for the run only, not per step."""
     share = finding.share_of_run
     share_text = "" if share is None else f", {words.percent(share)} of its time"
     once = ", once" if finding.happens_once else ""
@@ -123,7 +127,7 @@ def _total_sentence(finding: Finding) -> str:
 
 
 def _saving_sentence(limit: str, finding: Finding, gain: str, diagnosis: Diagnosis) -> str:
-    """A sentence on the cost if only an upper bound or an estimate of the saving is known."""
+    """A sentence on the possible saving, of which only an upper bound (``limit``: "at most") or an estimate ("about") is known."""
     cost_ms, share = finding.costs_ms_per_step, finding.share
     if cost_ms is None:
         return ""
@@ -179,7 +183,7 @@ def steps_measured(steps: Steps) -> str:
 
 
 def collectives_line(diagnosis: Diagnosis) -> str:
-    """Collectives of a step: "collectives per step: 4 allreduce (25 MiB), 2 broadcast"; "" if none are known."""
+    """One line on the collectives, such as "collectives per step: 4 allreduce (25 MiB), 2 broadcast"; "" if none are known."""
     counts = words.numbers_fact(diagnosis, "communication.operations_per_step")
     sizes = words.numbers_fact(diagnosis, "communication.operation_bytes_per_step")
     shown = [
@@ -195,16 +199,16 @@ def collectives_line(diagnosis: Diagnosis) -> str:
 _POINT_TO_POINT = {"sendrecv": "send/recv"}
 _MAX_OPERATIONS = 4
 _MIN_UNBUCKETED = 100
-"""Number of reductions per step that DDP's buckets do not explain: a hundred of the default 25 MiB are 2.5 GiB of gradients."""
+"""So many reductions per step are not those of DDP's buckets: a hundred buckets of the default 25 MiB would be 2.5 GiB of gradients."""
 _UNBUCKETED = " (each adds latency: reduce gradients in buckets, as DDP does)"
 _RUN_LABELS = words.RUN_LABELS | {
     "start": "start (imports, rendezvous)",
     "preparation": "preparation (model, data)",
 }
 _MIN_PART_SHARE = 0.01
-"""Minimum share of the wall time for a part of its own; smaller parts are combined as "other"."""
+"""Minimum share of the wall time for a part to be listed separately; smaller parts are combined as "other"."""
 _MIN_OTHER_SHARE = 0.005
-"""Minimum share of the wall time for "other"; less is within rounding."""
+"""Minimum share of the wall time for "other" to be listed; less is within the rounding of the parts."""
 
 
 def run_line(diagnosis: Diagnosis) -> str:
@@ -238,10 +242,11 @@ _LAUNCHERS = (
 
 
 def ranks_of_command(command: Sequence[str], *, search_all_words: bool = False) -> int | None:
-    """Number of ranks that a command starts on this host, from the launchers' options before the script or module; None if unknown.
+    """Number of ranks that a command starts on this host, from the options of the launchers (the words before the script or module); None
+    if unknown.
 
-    ``search_all_words``: if there are no such options, use one from anywhere in the command, such as from a shell script's arguments,
-    although it may mean something else. ``-n`` counts only after a launcher of MPI or Slurm, not in ``nice -n 10``.
+    ``search_all_words``: if the launchers have no such option, use one from anywhere in the command, such as from the arguments of a shell
+    script, although it may mean something else there. ``-n`` counts only after a launcher of MPI or Slurm, not in ``nice -n 10``.
     """
 
     def number(arguments: Sequence[str], *names: str) -> int:
@@ -271,7 +276,8 @@ def _names_launcher(word: str, launchers: Sequence[str]) -> bool:
 
 
 def _end_of_launchers(command: Sequence[str]) -> int:
-    """Index of the script, or of ``-m`` and a module, that the launchers of a command start; its length if there is none."""
+    """Index of the word with which the launchers' own words end: the script that they start, or the ``-m`` before a module. The length of
+    the command if there is neither."""
     for at, (word, following) in enumerate(pairwise((*command, ""))):
         is_module = word in ("-m", "--module") and not following.startswith("-")
         started = following if is_module else word if word.endswith(".py") else None

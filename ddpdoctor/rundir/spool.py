@@ -1,8 +1,9 @@
 """A rank's spool, where its records are written first.
 
-The training thread must never wait for storage, and its records must survive ``kill -9``. So it writes to short segment files in
-memory-backed local storage (``/dev/shm``), which remain when the process ends. Another process or thread copies them to the run
-directory (:mod:`.draining`), which may be on a slow or shared file system. JSON documents are also kept here until they are copied.
+The training thread must never wait for storage, and its records must survive ``kill -9``. So the rank writes to short segment
+files in memory-backed local storage (``/dev/shm``), which remain when its process ends. Another process or thread copies them to
+the run directory (:mod:`.draining`), which may be on a slow or shared file system. JSON documents are also written here first,
+and then copied.
 
 ::
 
@@ -13,13 +14,15 @@ directory (:mod:`.draining`), which may be on a slow or shared file system. JSON
             lock                                             held by the process that copies
             steps.jsonl.000000000065536                      a segment: the stream, and the position of its first byte
 
-A segment is written as mapped memory, because a system call per step would be the most expensive part of recording. The target
-file's size shows how much was copied, so any process can continue an interrupted copy. If another program, such as a cleaner of
-temporary files or systemd at a logout, removes the files of a running rank, the rank recreates them from its newest segments.
+A rank writes to a segment through mapped memory, because a system call in each step would be the most expensive part of
+recording. The size of the file in the run directory shows how much has been copied, so any process can continue an interrupted
+copy. If another program, such as a cleaner of temporary files or systemd at a logout, removes the files of a running rank, the
+rank recreates them from its newest segments.
 
-Data loader workers append to one file in the spool of the rank that started them. There may be many workers; they may be restarted for
-each epoch and killed at any time. So each write is one system call that appends complete lines, nothing is locked, workers create no
-file, and the file's size is limited depending on how long the rank has been recorded. Lines beyond the limit are not written.
+Data loader workers append to one file in the spool of the rank that started them. There may be many workers, and they may be
+restarted for each epoch or killed at any time. So each write is one system call that appends complete lines, there are no locks,
+and workers create no files. The longer the rank has been recorded, the larger the file may be; lines beyond this limit are not
+written.
 """
 
 from __future__ import annotations
@@ -42,30 +45,31 @@ from .segments import LEAST_FREE_SHARE, Segment, room_for_segment
 
 _SHM = "/dev/shm"
 RETRY_S = 1.0
-"""Seconds after which room is checked again if there was none. Counting uncopied data takes a system call per segment, and the
-thread that copies runs once a second."""
+"""If there was no room, seconds until the next check for room. Not earlier, because counting uncopied data takes a system call
+per segment, and the thread that copies, and so makes room, runs once a second."""
 RESERVE_FILE = "reserve"
 _RESERVE_BYTES = 64 * 1024
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _MOST_NAMES = 1_000_000
 _created: dict[str, int] = {}
-"""Number of spools that this process has created, by rank and process id. The hang monitor identifies a spool by its name, so a
-name is not reused after the spool was removed."""
+"""Number of spools that this process has created, by rank and process id. The hang monitor identifies a spool by its name, so the
+name of a spool that was removed must not be used again."""
 _TICK_NS = 3_000_000_000
-"""ns after a change during which it is reported again: file times advance in steps of up to 10 ms, and clocks are adjusted. Checks
-are a second apart."""
+"""For this long after a change, ns, each check reports it again, because a further change may have the same file time: file times
+advance in steps of up to 10 ms, and clocks are adjusted. Checks are a second apart."""
 
 
 def spool_root(run: str) -> str:
-    """Path of the root of a run's spools on this host: the same for all launchers of the run, different for each run even with the
-    same path. The pid namespace is part of the name, because containers may share ``/dev/shm`` but not their processes."""
-    # A directory not created by a launcher has no id, only its path.
+    """Path of the root of a run's spools on this host: the same for all launchers of the run, but different for each run, even of
+    runs with the same path. The pid namespace is part of the name, because containers may share ``/dev/shm`` and still have
+    different processes."""
+    # A run directory that no launcher created has no id, so its path is used.
     return os.path.join(_base(), f"{own_roots_prefix()}{_place_number()}-{run_id(run) or path_name(run)}")
 
 
 def _place_number() -> int:
-    """The number of this pid namespace. If hosts may share the storage, a hash that includes the host, because the first namespaces
-    of hosts have the same number."""
+    """The number of this pid namespace. If spools are not in ``/dev/shm``, hosts may share the storage; then it is a hash that
+    includes the host, because the first pid namespace has the same number on all hosts."""
     namespace = pid_namespace()
     if _base() == _SHM:
         return namespace
@@ -79,12 +83,12 @@ def own_roots_prefix() -> str:
 
 
 def own_roots_pattern(run_id: str | None) -> str:
-    """Glob pattern for the roots of a run in any container; for those of all runs if it has no id."""
+    """Glob pattern for the roots of a run in any container, or of all runs if ``run_id`` is None."""
     return os.path.join(glob.escape(_base()), f"{own_roots_prefix()}*-{run_id or ''}*")
 
 
 def path_name(run: str) -> str:
-    """Replacement for the id of a run without one, from its path."""
+    """Name, made from its path, for a run that has no id."""
     return "path" + hashlib.blake2b(os.path.abspath(run).encode(), digest_size=8).hexdigest()
 
 
@@ -130,11 +134,12 @@ def make_spool_root(run: str) -> str:
 
 
 class Spool:
-    """The writing side, one per rank. ``write`` copies into memory and never raises. Each stream has only one writing thread at a
-    time."""
+    """The writing side of a spool, one per rank. ``write`` copies into memory, and raises nothing but what a signal handler of
+    the job raised. Only one thread at a time may write to a stream."""
 
     def __init__(self, root: str, rank: int, run: str) -> None:
-        """Create the spool of a rank. The rank's folder in ``run`` is created when something is first copied there. Raises OSError."""
+        """Create the spool of a rank. (Its folder in ``run`` is created later, when something is copied there for the first
+        time.) Raises OSError."""
         self._root = root
         self._target = layout.target_before_claim(run)
         make_private_folder(root)
@@ -157,11 +162,12 @@ class Spool:
         self.dropped = 0
         self.error: str | None = None
         self.is_from_job_handler: Callable[[BaseException], bool] = lambda error: False
-        """Returns whether an error was raised by a signal handler of the job that interrupted the spool; ``write`` then raises it
-        again."""
+        """Returns whether an error that the spool caught was raised by a signal handler of the job, during the spool's work.
+        ``write`` raises such an error again."""
 
     def write(self, stream: str, data: bytes) -> bool:
-        """Append ``data`` (complete lines) to a stream. Returns False, and counts it in ``dropped``, if there is no room."""
+        """Append ``data`` (complete lines) to a stream. If it cannot be written, for example for lack of room, counts it in
+        ``dropped`` and returns False."""
         try:
             segment = self._streams.get(stream)
             if segment is None or segment.used + len(data) > segment.size:
@@ -183,19 +189,20 @@ class Spool:
         try:
             with layout.opened_spool(self.directory) as spool_fd:
                 saved = 0 if full is None else full.bytes_in_file(spool_fd)
-                # Write again what is no longer in a file because the file was removed.
+                # If the segment's file was removed, what was in it is written to the new one.
                 unsaved = b"" if full is None else full.memory[saved : full.used]
                 position = 0 if full is None else full.start + saved
                 room, name = room_for_segment(spool_fd), f"{stream}.{position:015d}"
                 with suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=spool_fd)  # left if a signal handler of the job raised below
+                    os.unlink(name, dir_fd=spool_fd)  # left by a call that a signal handler interrupted
                 try:
                     segment = Segment(name, spool_fd, position, max(room, len(unsaved) + least))
                     segment.memory[: len(unsaved)] = unsaved
                     segment.used = len(unsaved)
                     self._streams[stream] = segment
                 except BaseException:
-                    # A copying process treats the last file of a stream as the one being written.
+                    # If the file remained, a copying process would take it, the last file of the stream, for the one being
+                    # written.
                     with suppress(FileNotFoundError):
                         os.unlink(name, dir_fd=spool_fd)
                     raise
@@ -209,7 +216,7 @@ class Spool:
         return segment
 
     def _reason(self, error: OSError) -> OSError:
-        """The error in words for the user."""
+        """An error with the reason in words for the user."""
         if isinstance(error, FileNotFoundError):
             return OSError(f"{self.directory} was removed while the job ran")
         if error.errno in _NO_ROOM:
@@ -217,8 +224,9 @@ class Spool:
         return error
 
     def restore(self) -> bool:
-        """Recreate the spool's files that were removed. Returns whether any were. Must not be called on the writing thread. Raises
-        OSError."""
+        """If the target, the writer's mark or segments of the spool were removed, recreate them (not the shared pages, the
+        workers' file and the reserve). Returns whether any were missing. Must be called on another thread than the writing one.
+        Raises OSError."""
         if self._closed:
             return False
         with suppress(FileNotFoundError), layout.opened_spool(self.directory) as spool_fd:
@@ -236,7 +244,7 @@ class Spool:
                         if not segment.is_in(spool_fd):
                             segment.save(spool_fd)
                     except (FileExistsError, ValueError):
-                        continue  # the writing thread was faster
+                        continue  # the writing thread has created or closed it meanwhile
         self._no_room_until_s = 0.0
         return True
 
@@ -246,13 +254,15 @@ class Spool:
         if layout.is_unclaimed(self._target):
             self._target = layout.read_target(spool_fd)
         missing = [each for each in list(self._streams.items()) if not each[1].is_in(spool_fd)]
-        # A segment that was full, copied and removed meanwhile has been replaced by another.
+        # A segment does not count as missing if it was full, copied and removed meanwhile: then another has replaced it in its
+        # stream.
         return self._writing.is_in(spool_fd) and all(
             self._streams.get(name) is not old for name, old in missing
         )
 
     def keep(self, name: str, data: bytes) -> None:
-        """Write ``data`` as the document ``name``, to be copied to the run directory. Raises OSError."""
+        """Write ``data`` to the spool as the document ``name``, which is then copied to the run directory. For rank.json, the
+        reserve is used if there is no room. Raises OSError."""
         with layout.opened_spool(self.directory) as spool_fd:
             try:
                 replace_file(name, spool_fd, data)
@@ -269,7 +279,7 @@ class Spool:
                 _reserve(spool_fd)
 
     def keep_document(self, name: str, document: dict[str, Any]) -> None:
-        """Write a JSON document like ``keep``. Raises OSError."""
+        """Like ``keep``, for a JSON document. Raises OSError."""
         self.keep(name, encoded(document))
 
     def withdraw(self, name: str) -> None:
@@ -278,8 +288,8 @@ class Spool:
             os.unlink(name, dir_fd=spool_fd)
 
     def shared(self, name: str, size: int) -> memoryview:
-        """Create a file of ``size`` zero bytes and return its memory as 8-byte numbers. It survives the process. After ``close``,
-        writing to it raises ValueError. Raises OSError."""
+        """Create a file of ``size`` zero bytes and return its mapped memory as 8-byte integers. The file remains when the process
+        ends. After ``close``, access to the memory raises ValueError. Raises OSError."""
         with layout.opened_spool(self.directory) as spool_fd:
             segment = Segment(name, spool_fd, 0, size)
         numbers = memoryview(segment.memory).cast("q")
@@ -292,19 +302,20 @@ class Spool:
             return open_file(name, spool_fd, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def directory_changed(self) -> bool:
-        """Whether a file may have been added, removed or replaced here since the last call. Makes one system call. Never raises."""
+        """Whether a file of the spool may have been added, removed or replaced since the last call. Takes one system call. Never
+        raises."""
         try:
             changed_ns = os.stat(self.directory).st_mtime_ns
         except OSError:
             return True
         before, self._changed_ns = self._changed_ns, changed_ns
-        # A file added after the check in the same clock tick does not change the time, so recent changes are reported
-        # again.
+        # If another file is added after this check, but in the same clock tick, the folder's time does not change. So recent
+        # changes are reported again.
         return changed_ns != before or time.time_ns() - changed_ns < _TICK_NS
 
     def hand_over_trace(self, raw: str, header: dict[str, Any], max_bytes: int, number: int = 0) -> None:
-        """Queue the profiler's trace in the private folder ``raw`` for compression (see :mod:`.handover`), with the members of
-        ``header`` at its beginning. ``number`` is that of a requested window. Raises OSError."""
+        """Queue the profiler's trace, which is in the private folder ``raw``, for compression (see :mod:`.handover`). The members
+        of ``header`` are put at its beginning. ``number``: that of the window if it was requested. Raises OSError."""
         order = {"folder": raw, "header": header, "max_bytes": max_bytes}
         with layout.opened_spool(self.directory) as spool_fd:
             replace_file(layout.handover_file(number), spool_fd, encoded(order))
@@ -315,7 +326,7 @@ class Spool:
         return None if layout.is_unclaimed(target) else target
 
     def close(self) -> None:
-        """Close the segments; their content remains until it is copied."""
+        """Close the segments. Their files remain until they have been copied."""
         self._closed = True
         segments, self._streams = list(self._streams.values()), {}
         for segment, numbers in self._shared:
@@ -332,7 +343,8 @@ class Spool:
 
 
 def _reserve(spool_fd: int) -> None:
-    """Reserve room for rank.json, which reports what could not be stored. Never raises."""
+    """Reserve room for rank.json, which must still be written if storage is full, because it reports what could not be stored.
+    Never raises."""
     if identity_of(RESERVE_FILE, spool_fd) is None:
         with suppress(OSError):
             replace_file(RESERVE_FILE, spool_fd, bytes(_RESERVE_BYTES))
@@ -348,7 +360,7 @@ def _remove_incomplete(name: str, root: int) -> None:
 
 
 def _new_folder(root: int, rank: int) -> str:
-    """Create a folder for a rank of this process. An earlier process with the same id may have left one."""
+    """Create a folder for a rank of this process. If an earlier process with the same id has left one, its name gets a number."""
     pid = os.getpid()
     key = f"{rank}-{pid}"
     for repeat in range(_created.get(key, 0), _MOST_NAMES):
@@ -378,9 +390,10 @@ def _no_room_reason(root: str) -> str:
 WORKERS_SEGMENT = f"{WORKERS_FILE}.{0:015d}"
 """The workers' file in the spool: a single segment at position 0."""
 _FIRST_BYTES = 64 * 1024
-"""Bytes allowed at the beginning of a recording, and again each time its age doubles."""
+"""Bytes that the workers' file may contain at the beginning of a recording; as many more each time the recording's age
+doubles."""
 _YOUNG_S = 30.0
-"""Age of a recording, s, from which doublings count."""
+"""Doublings count from about this age of a recording on, s."""
 
 
 def accept_workers(spool: Spool) -> None:
@@ -408,8 +421,8 @@ def recorded_s(spool: str) -> float:
 
 
 def append_lines(spool: str, data: bytes) -> bool:
-    """Append complete lines to the workers' file of a spool. Returns False, and writes nothing, if its limit is reached or storage
-    is short. Raises OSError if the spool is gone."""
+    """Append complete lines to the workers' file of a spool. If the file's size limit is reached or there is little storage left,
+    writes nothing and returns False. Raises OSError if the spool is gone."""
     most = _FIRST_BYTES * (1 + log2(1 + recorded_s(spool) / _YOUNG_S))
     with layout.opened_spool(spool) as spool_fd:
         handle = open_file(WORKERS_SEGMENT, spool_fd, os.O_WRONLY | os.O_APPEND)

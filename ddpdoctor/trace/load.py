@@ -1,7 +1,7 @@
-"""Reads traces in parallel and selects one recording of one job: one trace per rank, limited to the recording of its host.
+"""Reads traces in parallel and selects those of one recording of one job: one trace per rank, cut where the recording of its host ends.
 
-Unreadable files, traces of another recording and further windows of a rank are skipped with a note. Traces of different jobs are an
-error unless the user chooses one.
+Unreadable files, traces of another recording and further windows of a rank are skipped, which is noted. If the traces are of different jobs
+and the user has not chosen one, that is an error.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from ddpdoctor.trace.processes import (
 from ddpdoctor.trace.sources import is_url, redact_url
 
 _WORTH_PROCESSES_BYTES = 5 << 20
-"""Compressed bytes read by worker processes from which starting them saves time: about 0.8 s of reading. A process takes 0.35 s to start,
-plus the time to send its columns."""
+"""Worker processes save time if they take over the reading of more than this many compressed bytes, which is about 0.8 s of reading: a
+process takes 0.35 s to start, plus the time to send its columns."""
 _UNKNOWN_BYTES = 8 << 20
 """Assumed size of a file at a URL."""
 _WORTH_KEEPING_BYTES = 16 << 20
-"""Size of all files' JSON from which the cache is used. Smaller files are parsed as fast as cached columns are opened."""
+"""The cache is used if the JSON of all files is larger than this. Smaller files are parsed as fast as cached columns are opened."""
 _COMPRESSION_RATIO = 12
 """Approximate ratio of a trace's JSON to its compressed size."""
 
 
 class LoadedTraces(msgspec.Struct):
-    """The traces of one job sorted by rank, notes, and (file, reason) of files that could not be read."""
+    """The traces of one job, sorted by rank; notes for the report; (file, reason) for each file that could not be read."""
 
     traces: list[RankTrace] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
@@ -64,9 +64,9 @@ def load_traces(
 ) -> LoadedTraces:
     """Reads ``files`` and keeps one trace per rank of one job, cut by :func:`within_host_recording`.
 
-    ``jobs``, ``ranks``, ``cache``, ``engine``, ``progress``: see :func:`read_traces`. ``job``: number of the job to select, as
-    listed in the error message. Raises :class:`UnusableInput` if no file can be read, or if the traces are of several jobs and none is
-    selected.
+    ``jobs``, ``ranks``, ``cache``, ``engine``, ``progress``: see :func:`read_traces`. ``job``: number of the job to select, as listed in
+    the error message. Raises :class:`UnusableInput` if no file can be read, if the traces are of several jobs and none is selected, or if
+    there is no job with this number.
     """
     loaded: dict[int, RankTrace] = {}
     failed: dict[int, str] = {}
@@ -90,7 +90,7 @@ def load_traces(
 
 
 def _merged_notes(traces: Sequence[RankTrace]) -> list[str]:
-    """The notes of ``traces``. Equal ones are merged: ``rank0.sqlite and 2 more (ranks 1 and 2): no NVTX range ...``."""
+    """The notes of ``traces``. Equal notes are merged, for example to ``rank0.sqlite and 2 more (ranks 1 and 2): no NVTX range ...``."""
     sources: dict[str, list[RankTrace]] = {}
     for trace in traces:
         for note in trace.meta.notes:
@@ -112,7 +112,7 @@ def _sources_of(traces: Sequence[RankTrace]) -> str:
 
 
 def _redacted(file: str, trace: RankTrace | None, reason: str) -> tuple[RankTrace | None, str]:
-    """``trace`` and ``reason``, with secrets of the URL ``file`` masked in source, notes and reason."""
+    """``trace`` and ``reason``, in which source, notes and reason no longer contain the secrets in the URL ``file``."""
     public = redact_url(file)
     if public == file:
         return trace, reason
@@ -131,10 +131,10 @@ def read_traces(
     cache: bool = False,
     engine: str | None = None,
 ) -> Iterator[Result]:
-    """Yields (index in ``files``, trace or None, reason why there is none) of each file when it has been read.
+    """Yields (index in ``files``, trace or None, reason if there is no trace) for each file as soon as it has been read.
 
-    ``jobs``: most processes (default: one per processor). ``progress`` is called with the share of the files' bytes that has been
-    read, 0 to 1. ``ranks``: rank by file, if known. ``cache``: use the cache of parsed columns if the files are large enough.
+    ``jobs``: maximum number of processes (default: one per processor). ``progress`` is called with the share of the files' bytes that has
+    been read, 0 to 1. ``ranks``: rank by file, if known. ``cache``: use the cache of parsed columns if the files are large enough.
     ``engine``: see :func:`open_engine` (default: processes of this machine).
     """
     keep_freed_memory()
@@ -158,7 +158,7 @@ class _ByteProgress:
         self._done_bytes = 0.0
 
     def tell(self, number: int, part: float) -> None:
-        """Reports that the share ``part``, 0 to 1, of file ``number`` has been read."""
+        """Notes that the share ``part`` (0 to 1) of file ``number`` has been read, and reports the total progress."""
         if self._progress is None:
             return
         self._done_bytes += self._bytes[number] * (part - self._done[number])
@@ -175,7 +175,7 @@ def _engine(
     is_known = hasattr(os, "sched_getaffinity")
     processors = len(os.sched_getaffinity(0)) if is_known else os.cpu_count() or 1
     workers = min(jobs or processors, len(files))
-    # Archives are always read in other processes: a malicious Parquet file can crash the process that reads it.
+    # Archives are always read in other processes, because a malicious Parquet file can crash the process that reads it.
     saves_bytes = sum(_sizes(files)) * (1 - 1 / workers) if workers > 1 else 0.0
     if any(map(is_archive, files)) or saves_bytes > _WORTH_PROCESSES_BYTES:
         return partial(read_in_processes, workers=workers, on_progress=on_progress)
@@ -194,7 +194,7 @@ def _worth_keeping(files: Sequence[str]) -> bool:
 
 
 def _sizes(files: Sequence[str]) -> list[int]:
-    """[files] compressed bytes of each; an equal share of the file for each rank in a file with several."""
+    """[files] compressed bytes of each. Of a file with several ranks, each rank has an equal share."""
     places = [file_of(file) for file in files]
     ranks = Counter(places)
     return [_size(place) // ranks[place] for place in places]
@@ -210,17 +210,18 @@ def _size(place: str) -> int:
 
 
 _MAX_GAP_NS = 600 * 10**9
-"""Traces further apart are of different recordings: clocks of hosts, and windows of ranks, differ by less."""
+"""Traces with a longer gap between them are of different recordings. The clocks of a job's hosts, and the times at which its ranks open
+their windows, differ by less."""
 
 Span = tuple[int, int]
 """Begin and end, ns."""
 
 
 def select_job(traces: list[RankTrace], chosen: int | None = None) -> tuple[list[RankTrace], list[str]]:
-    """The ``traces`` of one recording of one job, sorted by rank, and notes on the others.
+    """The ``traces`` of one recording of one job, sorted by rank; and notes, such as on the traces that are left out.
 
-    If there are several recordings of one job, selects the largest or number ``chosen`` (1: the largest). Raises
-    :class:`UnusableInput` if the traces are of different jobs and none is chosen.
+    Of several recordings, selects number ``chosen`` in descending order of completeness, by default the first. Raises
+    :class:`UnusableInput` if the traces are of different jobs and none is chosen, or if there is no number ``chosen``.
     """
     notes: list[str] = []
     groups = sorted(_jobs(traces), key=_completeness, reverse=True)
@@ -243,7 +244,7 @@ def select_job(traces: list[RankTrace], chosen: int | None = None) -> tuple[list
 
 
 def _jobs(traces: list[RankTrace]) -> list[list[RankTrace]]:
-    """Groups of traces with the same world size, backend and clock, close in time."""
+    """The traces in groups, each of one recording: same world size, backend and kind of clock, and close to each other in time."""
     kinds: dict[tuple[int | None, str | None, str], list[RankTrace]] = defaultdict(list)
     for trace in traces:
         kinds[trace.meta.world_size, trace.meta.backend, trace.meta.clock].append(trace)
@@ -268,7 +269,7 @@ def _cluster_by_time(traces: Iterable[RankTrace]) -> list[list[RankTrace]]:
 
 
 def _are_different_jobs(groups: list[list[RankTrace]]) -> bool:
-    """Whether the groups differ in world size or backend; an unknown one matches any."""
+    """Whether the groups differ in world size or backend. An unknown world size or backend matches any."""
     sizes = {group[0].meta.world_size for group in groups} - {None}
     backends = {group[0].meta.backend for group in groups} - {None}
     return len(sizes) > 1 or len(backends) > 1
@@ -290,8 +291,8 @@ def _completeness(group: list[RankTrace]) -> tuple[int, int, int]:
 
 
 def _numbered(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
-    """Traces that all have a rank. If no rank is known, traces are numbered in order of file names; otherwise those without a rank are
-    skipped."""
+    """The traces, each with a rank (a single trace may have none). If no rank is known, traces are numbered in the order of their file
+    names; otherwise those without a rank are skipped."""
     nameless = [t for t in traces if t.meta.rank is None]
     if not nameless or len(traces) == 1:
         return traces
@@ -308,7 +309,8 @@ def _numbered(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
 
 
 def _one_per_rank(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
-    """Keeps one trace per rank: the one that overlaps most other ranks, then the latest, then the largest."""
+    """Keeps one trace per rank: the one that overlaps in time with traces of most other ranks; of several such traces, the latest, then the
+    largest."""
     by_rank: dict[int | None, list[RankTrace]] = defaultdict(list)
     for trace in traces:
         by_rank[trace.meta.rank].append(trace)
@@ -335,17 +337,18 @@ def _overlapping_ranks(own: Span, others: list[list[Span]]) -> int:
 
 
 _HOST_CATEGORIES = ("cpu_op", "python_function", "user_annotation")
-"""Categories of events of the host's recording. Launches belong to the device's recording."""
+"""Categories of events that the profiler records on the host. Calls that launch work are recorded with the device's events."""
 _MIN_OPERATOR_SHARE = 0.5
-"""Smallest share of late events whose names must also occur among events launched by operators."""
+"""Late device events are removed if at least this share of them have names that also occur among events launched by operators."""
 
 
 def within_host_recording(trace: RankTrace) -> RankTrace:
     """``trace`` without runtime calls after the end of the host's recording, and without the device events that they launched.
 
-    A profiler may record launches and kernels for dozens of steps longer than operators. These events belong to no step of the window. They
-    are recognised by their names, most of which an operator launched before; CUDA graphs and extensions launch without operators. The trace
-    is unchanged if it has no operators and no Python functions (a trace of kernels), or no late launches.
+    A profiler may go on recording launches and kernels for dozens of steps after it has stopped recording operators. These late events
+    belong to no step of the window. But late events may also be normal: CUDA graphs and extensions launch work without operators. So late
+    events are removed only if most of their device events have names that operators launched earlier in the trace. The trace is unchanged
+    if it has no operators and no Python functions (a trace of kernels), or no late launches.
     """
     if not trace.category_mask("cpu_op", "python_function").any():
         return trace

@@ -1,7 +1,8 @@
-"""The step log of one rank. Events are collected during a step and written as one line at its end.
+"""Writes the step log of one rank. Events are collected during a step, and written as one line when it ends.
 
-Times inside a step are ``perf_counter_ns``. Each step holds one pair of that clock and epoch time, taken at its start, so durations
-are exact and starts can be compared between processes of a host. The format of the lines is in :mod:`ddpdoctor.rundir.stepevents`.
+Times inside a step are ``perf_counter_ns``. At the start of each step, that clock and the epoch time are read together. So
+durations are exact, and starts can be compared between processes of a host. The format of the lines is in
+:mod:`ddpdoctor.rundir.stepevents`.
 """
 
 from __future__ import annotations
@@ -33,28 +34,31 @@ from .crash_records import Calls
 from .thread_times import ThreadTimes
 
 MOST_EVENTS = 256
-"""Upper limit of the events written per step, some 20 kB of text; the rest are only counted."""
+"""Upper limit of the events written per step (some 20 kB of text); of the rest, only number and total duration are written."""
 FULL_COST_FACTOR = 7
-"""Extra cost of recording a step in full instead of only its times, as a multiple of the measured time of ``end_step``. Timed
-inside real steps, where the CPU caches hold the model and not the hook's code: all calls of the hook take 270 to 300 us in a full
-step and 80 to 90 us in a thinned one, the end of a full step 30 us. Called in a loop, the same calls take a tenth."""
+"""Extra cost of recording a step in full instead of only its times, as a multiple of the measured duration of ``end_step``. Timed
+inside real steps, where the CPU caches contain the model and not the hook's code: all calls of the hook together take 270 to 300
+us in a full step and 80 to 90 us in a brief one; ``end_step`` of a full step takes 30 us. If called in a loop, they take a tenth
+of that."""
 COUNTERS_EVERY_NS = 250_000_000
-"""Approximate ns between two steps with the thread's counters read at both ends. A system call costs as much as several events.
-Read in steps whose number is a multiple of a power of two, so that ranks read them in the same steps."""
+"""The thread's counters are read at both ends of about one step in this many ns, because that takes a system call, which costs as
+much as several events. These are the steps whose number is 1 modulo a power of two, so that all ranks read the counters in the
+same steps."""
 _MOST_COUNTERS_MASK = 63
-"""Lowest rate: at two neighbouring ends of steps in 64."""
+"""At the lowest rate, the counters are read at two successive step ends in 64."""
 
 MOST_DRIFT_NS = 50_000
-"""Largest plausible change, ns, of the offset between both clocks from one reading to the next. If it is larger, the clock was set,
-or the thread had no CPU between the two halves of a reading, which makes the offset smaller than it is."""
+"""Largest plausible change of the offset between the two clocks from one reading to the next, ns. If the change is larger, either
+the clock was set, or the thread lost its CPU between reading the first and the second clock, so that the offset read is too
+small."""
 _MOST_LOST = 10
 Cut = tuple[int, int, int, int]
-"""A possible end of a step: perf_counter_ns, number of events before it, the thread's time on a CPU and its wait for one so far,
-ns. The last two are -1 if unknown."""
+"""A possible end of a step: perf_counter_ns, number of the step's events before it, and the thread's total times so far, ns, on a
+CPU and waiting for one. The last two are -1 if unknown."""
 _CLOCK, _CPU, _DELAY = 0, 2, 3
 """Indices of a ``Cut``."""
 _FORWARD_END = re.compile(f"{EventField.FORWARD_END_NS.key}(-?[0-9]+)")
-"""The only time in an event's fields that is relative to the step's start."""
+"""The only field of an event, other than its start, with a time relative to the step's start."""
 
 _SCHEMA_LINE = f'{{{LineField.SCHEMA.key}"{STEPS_SCHEMA}"}}\n'
 _DEFINITIONS = tuple("{" + field.key for field in (LineField.WHERE, LineField.SCHEMA))
@@ -68,7 +72,8 @@ _MORE = EventKind.MORE.opening + EventField.COUNT.next_key
 
 
 class Recorder:
-    """Records the training thread of one rank. Only that thread calls it, except for ``write_brief_steps`` and ``pending``."""
+    """Records the training thread of one rank. Only that thread calls its methods; other threads use only ``write_brief_steps``
+    and ``pending``."""
 
     def __init__(self, spool: Spool, kinds: CodeKinds) -> None:
         self.spool = spool
@@ -78,7 +83,7 @@ class Recorder:
         self.step = 0
         active.record(full=True)
         self.full_since = 0
-        """Start of the current run of recorded steps, perf_counter_ns."""
+        """Start of the current uninterrupted series of steps recorded in full, perf_counter_ns."""
         self.always_full = False
         """Set while the profiler window is near or open: its steps are always recorded in full."""
         self.events: list[tuple[int, int, str]] = []
@@ -89,28 +94,29 @@ class Recorder:
         self.calls = Calls(spool)
         self.heartbeat = Heartbeat(spool)
         self.brief_until = 0
-        """Steps before this one may be brief. Only the heartbeat's page has their times until they are written to the log together."""
+        """Steps before this one may be brief: their times are kept in the heartbeat's page, until those of several steps are
+        written to the log together."""
         self._written = 0
-        """The first step that is not in the log."""
+        """Number of the first step that is not yet in the log."""
         self._writing: Any = RLock()
-        """Held while lines are written. If a signal handler of the job interrupts that and ends a step or saves a checkpoint, its
-        thread already holds the lock."""
+        """Held while lines are written. If a signal handler of the job interrupts the writing, and itself ends a step or saves a
+        checkpoint, its thread already holds the lock (``_is_owned``)."""
         self.thinning = Thinning()
         self.lost: list[tuple[int, int]] = []
-        """First and last number of successive steps for which there was no room. The last pair may include steps that were
-        recorded."""
+        """First and last number of each series of steps that were not written because there was no room. The list has an upper
+        limit, so the last pair may also include steps that were written."""
         self._overflow = [0, 0]
         self._saved = -1
         self._evaluations = [0, 0, 0]
         self._full_block = True
         self._trainings = self._blocks_until_describe = 0
         self.describe: Callable[[], None] | None = None
-        """Called some steps after a training began, when its model is known."""
+        """Called some steps after a training began, when its model is known; describes the job in rank.json."""
         self._block_start = self._block_cost_ns = self._block_full = self._block_first = 0
         """The current block of steps: start, recording cost, number of full steps, first step."""
         self._times: ThreadTimes | None = None
         self._counters_mask = 1
-        """Bit mask: the thread's counters are read at the end of a step whose number has 0 or 1 in these bits."""
+        """Bit mask: the thread's counters are read at the end of steps whose number is 0 or 1 in these bits."""
         self._follow_thread()
         now = self.cut(perf_counter_ns())
         self.start_step(now)
@@ -131,7 +137,7 @@ class Recorder:
         """Record the calling thread from now on: the thread that steps the optimizer is the training thread."""
         self._follow_thread()
         self.events.clear()
-        self.write_brief_steps()  # the base of their times changes
+        self.write_brief_steps()  # the epoch offset that they share is about to change
         now = self.cut(perf_counter_ns())
         self.start_step((self.start_perf_ns, *now[1:]))
 
@@ -139,7 +145,7 @@ class Recorder:
         """Set the start of the current step."""
         epoch, now = time_ns(), perf_counter_ns()
         self.epoch_offset_ns = epoch - now
-        """Epoch ns at perf_counter_ns 0."""
+        """Offset from perf_counter_ns to epoch ns."""
         self._start = start
         self.heartbeat.begin_step(self.step, start[_CLOCK] + self.epoch_offset_ns)
 
@@ -150,7 +156,7 @@ class Recorder:
 
     @property
     def evaluations(self) -> int:
-        """Number of forwards without gradients in the current step, as far as recorded."""
+        """Number of forward passes without gradients recorded so far in the current step."""
         return self._evaluations[2]
 
     def record_all_events(self) -> None:
@@ -161,8 +167,9 @@ class Recorder:
         active.record(full=True)
 
     def record_new_training(self) -> None:
-        """Record the next steps in full, because they may be of another model. For the first few trainings, thinning starts again;
-        for later ones only the rest of this block is full, so that a job of many trainings has no higher cost than others."""
+        """Record the next steps in full, because they may be of another model. For each of the first few trainings, thinning
+        starts again from one in one. For later ones only the rest of the current block is full, so that recording costs no more
+        in a job of many trainings than in others."""
         if self._trainings < _MOST_TRAININGS:
             self._trainings += 1
             self.thinning.restart(self.step)
@@ -173,7 +180,8 @@ class Recorder:
             active.record(full=True)
 
     def add(self, start: int, duration: int, fields: str) -> None:
-        """Append an event: perf_counter_ns, ns, and the content of its JSON object, its kind first."""
+        """Append an event: its start (perf_counter_ns), its duration (ns), and the other fields of its JSON object as text, its
+        kind first."""
         if len(self.events) < MOST_EVENTS:
             self.events.append((start, duration, fields))
         else:
@@ -192,7 +200,8 @@ class Recorder:
         self._evaluations[2] += 1
 
     def cut(self, at: int) -> Cut:
-        """Return the thread's counters now, as of ``at``; -1 if unknown, or not read to save time."""
+        """Return a cut at ``at``, perf_counter_ns, with the thread's counters as they are now; -1 if they are unknown, or were
+        not read to save time."""
         if self._evaluations[2] or self._overflow[0]:
             self._append_totals()
         if self.step & self._counters_mask > 1:
@@ -203,11 +212,11 @@ class Recorder:
         return at, len(self.events), thread_time_ns(), -1
 
     def awake_ns(self) -> int:
-        """Total time that the process has computed or its training thread has waited for a CPU, ns. -1 if unknown, or not read to
-        save time: it is read only in steps whose counters are read at both ends."""
+        """CPU time of the process, plus the time that its training thread has waited for a CPU, so far, ns. -1 if unknown, or not
+        read to save time: it is read only in steps whose number is 1 in the bits of ``_counters_mask``."""
         if self._times is None or not self._times.known or self.step & self._counters_mask != 1:
             return -1
-        # Includes all threads of the process, because another thread may prepare the batch.
+        # CPU time of all threads of the process, because another thread may prepare the batch.
         computed_ns, times = process_time_ns(), self._times.read_ns()
         return -1 if times is None else computed_ns + times[1]
 
@@ -216,9 +225,10 @@ class Recorder:
         self._block_cost_ns += ns
 
     def end_step(self, end: Cut) -> None:  # noqa: C901
-        """Write the step that ended at ``end``; later events belong to the next one. A step that a signal handler of the job ends
-        while this is running is merged into this one."""
-        # Called in every step, when the CPU caches hold the model: each function call here costs some us.
+        """Write the step that ended at ``end``; later events belong to the next one. If a signal handler of the job ends another
+        step while this is running, that step is merged into this one."""
+        # Called in every step, when the CPU caches contain the model and not this code, so each function call costs some us.
+        # Hence the length.
         if self._writing._is_owned():
             return
         with self._writing:
@@ -244,8 +254,8 @@ class Recorder:
             if self._written != self.step:
                 data = self._brief_steps(self.step) + data
             is_written = self.spool.write(STEPS_FILE, data.encode())
-            # Call nothing from here on: a signal handler of the job could run in a call and raise, and the step would be
-            # written twice.
+            # Call nothing from here until the step's number is set: a signal handler of the job could run during a call and
+            # raise, and then the step would be written twice.
             written, numbers = self._written, self.heartbeat.numbers
             if is_written:
                 # The status thread may have added one in the meantime.
@@ -253,7 +263,8 @@ class Recorder:
             del self.marks[:], self.events[: end[1]]
             try:
                 numbers[STEPS_AT + 1] = end[0] + zero
-                # Steps in the page share one base for all their times, including the start of the first one.
+                # All times in the page must have the same epoch offset, so the end of this step, which is the start of the next
+                # one, gets the next one's.
                 numbers[ENDS_AT + (number & ENDS_MASK)] = end[0] + next_zero
                 numbers[WRITTEN_AT] = numbers[STEPS_AT] = number
             except ValueError:  # the page is closed: the recording has ended
@@ -275,10 +286,11 @@ class Recorder:
             active.record(full)
 
     def end_brief_step(self, at: int) -> bool:
-        """Like ``end_step``, for a step that ended at perf_counter_ns ``at`` and of which only the times are kept, in the
-        heartbeat's page for now.
+        """Like ``end_step``, for a step that ended at ``at`` (perf_counter_ns) and of which only the times are recorded. They are
+        kept in the heartbeat's page and written later.
 
-        Returns False, without doing anything, at the end of a block or if there is anything else to write.
+        Does nothing and returns False if the step must be written now: at the end of a series of brief steps, or if there is
+        anything else to write.
         """
         number = self.step + 1
         if (
@@ -300,11 +312,11 @@ class Recorder:
         return True
 
     def write_brief_steps(self) -> None:
-        """Write the steps that are only in the heartbeat's page. The status thread calls it, too, once a second."""
+        """Write the steps that are only in the heartbeat's page. The status thread also calls this, once a second."""
         if self._writing._is_owned():
             return
         with self._writing:
-            # The training thread continues during this.
+            # Read once, because the training thread continues to end steps meanwhile.
             step = self.step
             if self._written != step:
                 is_written = self.spool.write(STEPS_FILE, self._brief_steps(step).encode())
@@ -334,8 +346,8 @@ class Recorder:
             self._counters_mask = max(1, min((1 << int(often).bit_length()) - 1, _MOST_COUNTERS_MASK))
 
     def _shift_events(self, later_ns: int) -> None:
-        """Shift the remaining events to a step that began ``later_ns`` later, because the end of the previous step was found only
-        afterwards."""
+        """Move the remaining events to the next step, which begins ``later_ns`` later than the one in which they were recorded:
+        the end of a step may be recognised only when later events have already been recorded."""
         self.events = [
             (
                 begin,
@@ -379,7 +391,8 @@ class Recorder:
         )
 
     def flush_definitions(self) -> None:
-        """Write pending definitions of source lines, so that calls already written can be resolved."""
+        """Write pending definitions of source lines, so that the lines of calls already written in other files can be
+        resolved."""
         if self.pending:
             self.write_now("")
 
@@ -393,7 +406,7 @@ class Recorder:
         with self._writing:
             lines = list(self.pending)
             if self.spool.write(STEPS_FILE, "".join(lines).encode()):
-                # Another thread may have added one in the meantime.
+                # Another thread may have added a line in the meantime.
                 del self.pending[: len(lines)]
             else:
                 self._keep_definitions()
@@ -421,36 +434,39 @@ def recording_here(recorder: Recorder | None) -> bool:
 
 
 MOST_SHARE = 0.007
-"""Share of the step time. If recording in full costs more, half as many steps are recorded in full."""
+"""If recording in full costs more than this share of the step time, half as many steps are recorded in full."""
 LEAST_SHARE = 0.003
-"""Share below which twice as many steps are recorded in full."""
+"""If it costs less than this share, twice as many steps are recorded in full."""
 EARLY_STEPS, MANY_STEPS, LONG_STEPS = 512, 2048, 8192
-"""Steps after which both shares are divided by the factors below: there is enough data for a diagnosis by then, and a long job pays
-for longer. Of 8192 steps of 20 ms, 500 to 800 were recorded in full; a stall in one of 100 steps is among them five times."""
+"""From these numbers of steps on, both shares are divided by the factors below: by then there is enough data for a diagnosis, and
+a long job would bear the cost for longer. Of 8192 steps of 20 ms, 500 to 800 were recorded in full; these include about five of
+the stalls that occur in one of 100 steps."""
 _FACTORS = ((LONG_STEPS, 32), (MANY_STEPS, 8), (EARLY_STEPS, 2))
-"""With steps of 20 ms and a cost of 270 to 340 us, one in 16 to 32 is recorded in full after many steps, one in 64 in the long run."""
+"""With steps of 20 ms and a cost of 270 to 340 us, one in 16 to 32 is recorded in full after ``MANY_STEPS``, one in 64 after
+``LONG_STEPS``."""
 MOST_THINNED = 64
 """At least one block in this many is full. Of 10,000 steps there are then still some 20 full blocks."""
 BLOCK_STEPS = 8
-"""Successive steps that are recorded together, because a step is measured from the end of the one before."""
+"""Number of steps in a block, which are all recorded in full or all not. Full steps must be successive, because a step is
+measured from the end of the one before."""
 MOST_BRIEF = 64
-"""Upper limit of the brief steps that are written together, because one line each would be their largest cost. Together with the
-steps that precede a full ``/dev/shm``, they must fit into the heartbeat's page."""
+"""Upper limit of the number of brief steps that are written together, which saves writing a line for each, their largest cost.
+They must fit into the heartbeat's page, together with the last steps before ``/dev/shm`` is full."""
 _WEIGHT = 1 / 2
 """Weight of the newest block in the averages."""
 _LEAST_RISE_NS = 4000.0
 _MOST_RISE = 0.1
-"""Largest rise of the estimated cost by one reading: this share of it or ``_LEAST_RISE_NS``, whichever is more."""
+"""One reading raises the estimated cost by at most this share of it, or by ``_LEAST_RISE_NS`` if that is more."""
 _MOST_TRAININGS = 8
-"""Number of trainings of a process (each with its own process group) that are recorded like the first one: as many as are
-diagnosed."""
+"""Number of trainings of a process (each with its own process group) that are recorded in as much detail as the first one. No
+more than these are diagnosed."""
 _SETTLE_STEPS = 32
 """Minimum steps between two changes, and before the first one: the first steps of a job are not typical."""
 
 
 class Thinning:
-    """Decides which blocks of steps are recorded in full: one in ``every``, a power of two, so that ranks with different rates
-    share full steps."""
+    """Decides which blocks of steps are recorded in full: one block in ``every``. This is a power of two, so that even ranks with
+    different rates have full steps in common."""
 
     def __init__(self) -> None:
         self.every = 1
@@ -473,8 +489,7 @@ class Thinning:
         """Return whether the block that begins with ``step`` is to be recorded in full. ``step_ns`` is the duration of a step in
         the last block, ``cost_ns`` the cost of recording one of its steps in full (None: it had none)."""
         if cost_ns is not None:
-            # A reading includes time in which another process had the core, so a long one moves the average only a
-            # little.
+            # A reading includes time in which another process had the core, so a long one may raise the average only a little.
             most = max(_LEAST_RISE_NS, _MOST_RISE * self._cost_ns)
             self._cost_ns += min((cost_ns - self._cost_ns) * _WEIGHT, most)
         self.step_ns += (step_ns - self.step_ns) * _WEIGHT

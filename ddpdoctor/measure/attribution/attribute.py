@@ -1,8 +1,9 @@
-"""Finds the ranks that make the others wait: compare ranks, separate CPU contention, reach a verdict per kind of work, scale, distribute.
+"""Finds the ranks that make the others wait. Compares the ranks, separates CPU contention, reaches a verdict on each kind of work, limits
+each rank's excess to that in all components together, and distributes it over the segments.
 
-:func:`_verdicts` returns for each kind of work its stragglers, or the cycles in which the late rank rotates, or that lateness is random.
-Random lateness of recorded work (a slow batch on one rank or another) has a cost, which all ranks share. :func:`unseen_lateness` finds a
-rank for which the others wait in windows that are too short to show why.
+A verdict (:func:`_verdicts`) on a kind of work is one of: it has stragglers; the late rank changes from cycle to cycle; random ranks are
+late; no rank is late. Random lateness of recorded work (a slow batch on one rank or another) has a cost, which all ranks share.
+:func:`unseen_lateness` finds a rank for which the others wait in windows that are too short to show why.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class Attribution(msgspec.Struct, frozen=True):
     """Excess work per group of the graph, each [N, K, R, C] ns, zero where no rank is late."""
 
     excess: list[Array]
-    """What makes the stragglers late: in a cycle at most the rank's excess in all components together."""
+    """What makes the stragglers late; its sum in a cycle is at most the rank's excess in all components together."""
     gross_excess: list[Array]
-    """Excess of the stragglers in each component, even if they gain time in another component."""
+    """Excess of the stragglers in each component, not reduced by time that they gain in other components."""
     stragglers: dict[LateCause, list[int]]
     """Positions of the stragglers by kind of work, those with most excess first."""
     random_causes: tuple[LateCause, ...] = ()
@@ -65,17 +66,18 @@ class Attribution(msgspec.Struct, frozen=True):
     rotates: bool = False
     """Whether the step number determines which rank is late."""
     stands_out_in: dict[LateCause, list[int]] = msgspec.field(default_factory=dict)
-    """Steps, by kind of work, if the only evidence is that they are outliers in a short window (:func:`.window_outliers`)."""
+    """By kind of work, the steps that are outliers in a short window, if there is no other evidence (:func:`.window_outliers`)."""
     short: bool = False
     """Whether a window on devices is the only recording of the job."""
     starved: list[Array] = msgspec.field(default_factory=list)
-    """Like ``excess``, and no part of it: waiting for cores beyond the expected run delay (:mod:`.starved`). Empty if there is none."""
+    """Like ``excess``, but not included in it: the time that ranks waited for CPU cores longer than expected (:mod:`.starved`). Empty if
+    there is none."""
     inputs_explain: float | None = None
     """Part of the variance of the ranks' computation that the sizes of their inputs explain (:mod:`.levels`)."""
 
 
 def component(amounts: Iterable[Array], components: Sequence[Component]) -> list[Array]:
-    """[N, K, R] ns per group: the sum of these components of an excess or of work, [N, K, R, C]."""
+    """[N, K, R] ns per group: the sum of these components. ``amounts`` [N, K, R, C]: excess or work, per group."""
     columns = [INDEX[name] for name in components]
     return [amount[..., columns].sum(axis=-1) for amount in amounts]
 
@@ -84,19 +86,21 @@ class UnseenTuning(msgspec.Struct, frozen=True):
     """Thresholds for a straggler whose recorded work does not explain its lateness."""
 
     step_share: float = 0.05
-    """Minimum share of the step for which the others wait for it: the share from which rules warn."""
+    """Minimum time that the others wait for this rank, as a share of the step: the share from which rules warn."""
     mostly: float = 0.5
-    """Minimum part of all waiting that it causes, and of this waiting that its work leaves unexplained: more than half has one cause."""
+    """The rank must cause at least this part of all waiting, and its recorded excess must explain less than this part of the waiting that
+    it causes."""
 
 
 UNSEEN = UnseenTuning()
 
 
 def unseen_lateness(graph: Graph, attribution: Attribution) -> list[Array] | None:
-    """[N, K, R] ns per group: waiting for the rank that causes most of it, without the part that its recorded excess explains.
+    """[N, K, R] ns per group: waiting caused by the rank that causes most waiting, without the part that this rank's recorded excess
+    explains.
 
-    For windows that begin during a cycle. None if all cycles were recorded from their begin, if no single rank causes half of all
-    waiting, or if its recorded excess explains half of the waiting that it causes.
+    For windows that begin during a cycle. None if all cycles were recorded from their beginning, if no rank causes half of all waiting, or
+    if the rank's recorded excess explains half of the waiting that it causes.
     """
     # A cycle may begin before a rank's own window does.
     unseen_work = [group.work[..., INDEX[Component.UNSEEN]] for group in graph.groups]
@@ -112,7 +116,7 @@ def unseen_lateness(graph: Graph, attribution: Attribution) -> list[Array] | Non
         return None
     unexplained = []
     for wait, excess in zip(waits, attribution.excess, strict=True):
-        # The rank's recorded excess has its own cost.
+        # The waiting that the rank's recorded excess explains is priced with that excess.
         explained = excess[:, :, leader].sum(axis=(1, 2))[:, None]
         whole = np.maximum(wait[:, :, leader].sum(axis=1, keepdims=True), 1.0)
         unexplained.append(np.zeros_like(wait))
@@ -121,7 +125,8 @@ def unseen_lateness(graph: Graph, attribution: Attribution) -> list[Array] | Non
 
 
 def _caused_waiting_ns(group: CycleGroup) -> Array:
-    """[N, K, R] ns from the second last to the last arrival, at the last rank, without what the second last computed meanwhile."""
+    """[N, K, R] ns from the second-to-last to the last arrival, minus what the second-to-last rank computed in that time; counted for the
+    last rank, 0 for the others."""
     caused = np.zeros(group.arrival.shape)
     cycles = np.arange(len(group.steps))
     for k, sync in enumerate(group.syncs):
@@ -144,7 +149,7 @@ def attribute(graph: Graph, *, short: bool = False) -> Attribution:
     """
     kinds = {sync.kind for group in graph.groups for sync in group.syncs}
     if len(graph.ranks) < 2 or not graph.groups or SyncKind.STEP_END in kinds:
-        # Without synchronisations between them, ranks cannot make each other wait.
+        # If ranks do not synchronise, they cannot make each other wait. (A ``STEP_END`` is only a mark, without waiting.)
         nothing = [np.zeros_like(group.work) for group in graph.groups]
         return Attribution(excess=nothing, gross_excess=nothing, stragglers={}, short=short)
     compared = compare(graph)
@@ -168,7 +173,7 @@ def attribute(graph: Graph, *, short: bool = False) -> Attribution:
     if uneven is not None and _longest_ns(uneven.removed, COMPONENTS) > _longest_ns(
         turns_excess, COMPUTATION
     ):
-        # Random load imbalance is larger than the outliers of computation that change ranks.
+        # Random load imbalance explains more than the outliers of computation on changing ranks, so it replaces them.
         computes = np.isin(COMPONENTS, COMPUTATION)
         turns_excess = [
             np.where(computes, removed, other)
@@ -195,7 +200,7 @@ def attribute(graph: Graph, *, short: bool = False) -> Attribution:
 
 
 def _longest_ns(amounts: Sequence[Array], components: Sequence[Component]) -> float:
-    """Sum over cycles and synchronisations of the maximum over ranks of these components."""
+    """ns of these components on the rank with most of them in each segment, summed over cycles and synchronisations."""
     return sum(float(amount.max(axis=2).sum()) for amount in component(amounts, components))
 
 
@@ -204,15 +209,15 @@ class _Verdict(msgspec.Struct, frozen=True):
 
     cause: LateCause
     late: Mask
-    """[cycles, R] in which the ``stragglers`` are late."""
+    """[cycles, R] whether the rank is late."""
     is_random: bool
     """Whether random ranks are late."""
     stands_out_in: tuple[int, ...] = ()
-    """Steps, if the only evidence is that they are outliers in a short window."""
+    """The steps that are outliers in a short window, if there is no other evidence."""
     stragglers: tuple[int, ...] = ()
     """Positions, those with most excess first."""
     turns: Mask | None = None
-    """[cycles, R] in which a rank is late, if the late rank changes."""
+    """[cycles, R] whether the rank is late, if the late rank changes from cycle to cycle."""
     turns_proven: bool = False
     """Whether ``turns`` has more evidence than outliers in a short window."""
 
@@ -246,7 +251,7 @@ def _turns_verdict(
     where = turns(comparison.work_of(verdict.cause), excess, comparison.step_ns)
     if verdict.cause in RECORDED:
         return replace(verdict, is_random=verdict.is_random or bool(where.any()))
-    # If one rank has nearly all of the excess, it is not rotating, even if that rank is not significantly late.
+    # If one rank has nearly all of the excess, the late rank does not rotate, even though that rank is not significantly late.
     of_several = not is_single_rank(np.where(where, excess, 0.0).sum(axis=0))
     turns_proven = of_several and is_caused_by_job(where, comparison.steps, graph.steps, place_chance)
     return replace(
@@ -273,7 +278,7 @@ def _lateness_verdict(
         drifts=not comparison.on_device and cause not in RECORDED,
     )
     if cause == LateCause.CHECKPOINT and not late.any():
-        # If at most half of the ranks ever save checkpoints, their checkpoints are not random, however rare.
+        # If at most half of the ranks ever save checkpoints, it is not chance which ranks save, even if they do so rarely.
         saving_ranks = (comparison.work_of(cause) > 0).sum(axis=0) > 0
         if 2 * saving_ranks.sum() <= len(saving_ranks):
             late = saving_ranks & (excess > LATENESS.persistent_share * comparison.step_ns)
@@ -285,7 +290,8 @@ def _lateness_verdict(
 
 
 def _excluding_global_starvation(verdict: _Verdict, graph: Graph, comparison: Comparison) -> _Verdict:
-    """Exclude steps in which all ranks wait for data about as long, and steps in which the rank itself does not wait for data."""
+    """If there are steps in which all ranks wait for data for about the same time, exclude these steps, and steps in which the late rank
+    does not really wait for data."""
     waits = component([group.work for group in graph.groups], LATE_COMPONENTS[LateCause.DATA])
     waits_ns = np.concatenate([of_group.sum(axis=1) for of_group in waits])
     starving = global_starvation(waits_ns, comparison.step_ns)

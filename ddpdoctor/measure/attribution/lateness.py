@@ -1,36 +1,40 @@
 """Finds the cycles in which a rank is late with one kind of work.
 
-The excess is *persistent* if its mean over the cycles is significantly above zero (Student's test), and *sporadic* if single cycles are
-outliers compared with the rank's other cycles. Scatter that all ranks have, as on a busy machine, is neither.
+The excess is *persistent* if its mean over the cycles is significantly above zero (Student's t-test), and *sporadic* if single cycles are
+outliers compared with the rank's other cycles. Scatter that is alike on all ranks, as on a busy machine, is neither.
 
-The test of the mean (:func:`ddpdoctor.measure.numerics.above_others`) has one false-positive rate for a whole window: of windows of equal
-ranks, at most 1 % name a rank. The rate is divided among the ranks evenly, and among the kinds of work by their share of the step.
+The test of the mean (:func:`ddpdoctor.measure.numerics.above_others`) has one false-positive rate for a whole window: if all ranks are
+equal, at most 1 % of windows name one. This rate is divided evenly among the ranks, and among the kinds of work by their share of the step.
 ``tests/measure/attribution/test_error_rate.py`` checks the rates and the power by simulation; ``docs/how-it-works.md`` states them. Two
 cases are not tested: a single cycle (:func:`_late_in_only_cycle`) and outliers in a short window (:func:`window_outliers`). If there are
-few ranks and their work drifts, a rank that is slower for most of a short window may be named: the window does not show if that lasts.
+few ranks and their work drifts, a rank that is slower for most of a short window may be named, because the window is too short to show
+whether this lasts.
 
 **Outliers in a short window.** The step log of a whole run can distinguish a rank that pauses from a machine that delays ranks at random
-(:mod:`ddpdoctor.measure.numerics.significance`). A trace of five to ten steps cannot: a single pause is always on some rank, and
-two random ones are on the same rank in a quarter of jobs of four ranks. On a device such a window has little noise: times of kernels with
-equal work vary by one or two per cent. So a large outlier is reported as observed: which rank, in which of the recorded steps, by how
-much. Its frequency is unknown.
+(:mod:`ddpdoctor.measure.numerics.significance`). A trace of five to ten steps cannot: a single pause is always on some rank, and two random
+ones are on the same rank in a quarter of jobs of four ranks. On a device, even a short window has little noise: the times of kernels with
+equal work vary by one or two per cent. So a large outlier is reported as observed: which rank, in which of the recorded steps, by how much.
+Its frequency is unknown.
 
 A cycle of a rank is such an outlier in a kind of work if
 
 - the excess over the rank's own undisturbed cycle, and over the others in the same cycle, is more than six standard deviations of all
   values in the window and more than 15 % of the step;
-- the rank's whole cycle is longer as well: it gains no time in another kind of work;
-- all other excesses in the window are less than half of it, because noise with a heavy tail has values of all sizes in between;
-- the others' cycles are disturbed by at most half as much, because a step that is long on all ranks is long by different amounts.
+- the rank's whole cycle is longer by as much: the rank does not gain the time back in another kind of work;
+- all other excesses in the window are at most half of the smallest outlier, because noise with a heavy tail has values of all sizes in
+  between;
+- the other ranks' cycles are disturbed by less than half as much: if something lengthens a step on all ranks, it does so by different
+  amounts, and the longest would look like an outlier.
 
-It is reported if these cycles together cost a tenth of the window. If they are all on the same few ranks, these are stragglers.
-If the rank changes, and there are at least three such cycles, the late rank rotates and none is a straggler. Two cycles on different ranks
-are reported as nothing: a machine that delays ranks at random causes them.
+Outliers are reported if together they cost a tenth of the window. If they are all on the same few ranks, these are stragglers. If the rank
+changes, and there are at least three such cycles, the late rank rotates and none is a straggler. Two such cycles on different ranks are not
+reported, because a machine that delays ranks at random causes them, too.
 
-This is not a test. Of simulated windows of 2 to 16 equal ranks whose work scatters by 2 to 10 %, at most 3 % report a rank; with a
-heavy tail (Student's with three degrees of freedom) up to 10 % of windows of two cycles, 6 % of four and 3 % of eight.
+This is not a statistical test with a set error rate. Of simulated windows of 2 to 16 equal ranks whose work scatters by 2 to 10 %, at most
+3 % report a rank; with a heavy tail (Student's t with three degrees of freedom) up to 10 % of windows of two cycles, 6 % of those of four
+and 3 % of those of eight do.
 
-Waiting for data on all ranks in the same cycles names no rank: see :func:`global_starvation`.
+If all ranks wait for data in the same cycles, no rank is named: see :func:`global_starvation`.
 """
 
 from __future__ import annotations
@@ -61,48 +65,51 @@ class LatenessTuning(msgspec.Struct, frozen=True):
     false_alarms: float = 0.01
     """False-positive rate of persistent lateness, per window of equal ranks."""
     persistent_share: float = 0.01
-    """Minimum excess as a share of the step: NVRx and others call a rank slow from a few per cent on."""
+    """Minimum excess as a share of the step: NVRx and other tools call a rank slow if it is a few per cent slower."""
     persistent_part: float = 0.5
-    """Part of the mean excess that more than half of the cycles must exceed; a less frequent excess is sporadic."""
+    """More than half of the cycles must exceed this part of the mean excess; an excess in fewer cycles can only be sporadic."""
     least_rate_part: float = 0.2
-    """Minimum part of ``false_alarms`` for each kind of work: kinds with a smaller share of the step seldom reach ``persistent_share`` by
-    chance."""
+    """Part of ``false_alarms`` that each kind of work gets at least. Kinds with a smaller share of the step get it, too, because they
+    seldom reach ``persistent_share`` by chance."""
     outlier_sigmas: float = 6.0
-    """Robust standard deviations beyond the rank's usual excess from which a cycle is an outlier (SageMaker's StepOutlier uses 3
+    """A cycle is an outlier if it exceeds the rank's usual excess by this many robust standard deviations (SageMaker's StepOutlier uses 3
     plain standard deviations, which the outliers themselves inflate)."""
     outlier_share: float = 0.15
     """Share of the median step that an outlier must also exceed."""
     fewest_of_drifting: int = 5
-    """Number of cycles on CPUs from which their scatter includes disturbances that last for some cycles."""
+    """On CPUs, the scatter of fewer cycles than this does not include disturbances that last for some cycles."""
     drifting_sigmas: float = 3.0
-    """With fewer cycles, minimum excess in robust standard deviations, unless it is as large as an outlier: in three cycles of a healthy
-    recorded job, the machine caused an excess of 2.3."""
+    """With fewer cycles than ``fewest_of_drifting``, the minimum median excess in robust standard deviations, unless it is as large as an
+    outlier. In three cycles of a healthy recorded job, the machine caused an excess of 2.3."""
     single_share: float = 0.1
-    """Minimum excess in a window of one cycle as a share of the step, if the scatter between its ranks is known."""
+    """In a window of one cycle, the minimum excess as a share of the step, if there are enough ranks to know the scatter between them."""
     fewest_outliers: int = 2
-    """Minimum number of outliers of a late rank: a single one is always on some rank."""
+    """Minimum number of outliers of a sporadically late rank: a single one proves nothing, because it is always on some rank."""
     straggler_part: float = 0.25
-    """Part of the first rank's excess from which another rank is also a straggler: after a fix of the first rank only, the others would
-    wait for less than that."""
+    """Minimum excess of a further straggler, as a part of the first one's. If only the first one is fixed, the ranks still wait for the
+    largest of the others, so smaller excesses matter little."""
     most_stalls: int = 2
-    """Maximum number of outliers of a persistently late rank that are excluded from its excess; three are a pattern, as in the rules."""
+    """Maximum number of outliers of a persistently late rank that are excluded from its excess; three are a pattern (as in the rules),
+    which counts."""
     most_stalls_share: float = 0.1
-    """Upper limit of their share of the cycles; a larger share is the rank's normal behaviour."""
+    """Upper limit of the share of cycles with these excluded outliers; a larger share is the rank's normal behaviour."""
     stall_part: float = 0.25
-    """Part of the rank's excess in all other cycles from which they are excluded, because they distort its mean: the error of costs is up
-    to a third."""
+    """These outliers are excluded if their sum is more than this part of the rank's total excess in all other cycles. Less does not matter,
+    because the error of costs is up to a third anyway."""
     window_share: float = 0.1
     """Minimum cost of the outliers together as a share of the window: a job counts as straggling from 1.1 times the ideal step time on
     (Lin et al., OSDI '25)."""
     next_outlier_part: float = 0.5
-    """Part of the smallest outlier that no other excess may exceed: noise with a heavy tail has values of all sizes in between."""
+    """No other excess in the window may exceed this part of the smallest outlier: noise with a heavy tail has values of all sizes in
+    between."""
     starving_part: float = 0.5
-    """Minimum wait of each rank, as part of the longest wait, if all ranks wait for data together."""
+    """All ranks wait for data together if each waits at least this part of the longest wait."""
 
 
 LATENESS = LatenessTuning()
 _FEWEST_COMPARED = 4
-"""Minimum number of ranks for which the scatter between ranks is used: with fewer, the median of the others may be the late rank's."""
+"""Minimum number of ranks for which the scatter between ranks is used. With fewer, a rank may be compared with the late rank, because that
+is the median of the others."""
 
 
 def late_cycles(
@@ -115,11 +122,11 @@ def late_cycles(
     *,
     drifts: bool = False,
 ) -> tuple[Mask, bool]:
-    """[cycles, R] whether the excess of ``work`` over the other ranks is persistent or sporadic, and whether outliers are on random ranks.
+    """([cycles, R] in which cycles a rank is late, persistently or sporadically; whether there are outliers, but on random ranks).
 
-    ``excess`` and ``work``: [cycles, R] ns. ``place_chance``: see :func:`ddpdoctor.measure.numerics.outliers_of_few_ranks`.
-    ``step_share``: share of the step that this kind of work takes. ``drifts``: disturbances last for several cycles, as on CPUs, where
-    other programs, clocks and caches cause them.
+    ``excess`` and ``work``: [cycles, R] ns. ``place_chance``: see :func:`ddpdoctor.measure.numerics.outliers_of_few_ranks`. ``step_share``:
+    share of the step that this kind of work takes. ``drifts``: disturbances last for several cycles, as those by other programs, clock
+    rates and caches do on CPUs.
     """
     middle = np.median(excess, axis=0)
     scatter = scatter_of(excess - middle)
@@ -133,7 +140,8 @@ def late_cycles(
     persistent_cycles = (excess > 0) & persistent
     beyond = excess - usual
     outliers = beyond > least
-    # One threshold for all ranks decides which ranks have outliers: ranks that scatter more have fewer by their own threshold.
+    # Numbers of outliers are comparable only with one threshold for all ranks (the lowest of a rank that has outliers): by its own
+    # threshold, a rank that scatters more has fewer.
     comparable_outliers = beyond > least[outliers.any(axis=0)].min(initial=float(least.max()))
     few_rank_outliers = outliers_of_few_ranks(comparable_outliers, excess, steps, place_chance) & outliers
     is_random = (
@@ -145,13 +153,14 @@ def late_cycles(
 
 
 def least_outlier(scatter: Array, step_ns: float) -> Array:
-    """[R] ns beyond a rank's usual excess from which a cycle is an outlier. ``scatter`` [R]: standard deviation of its cycles."""
+    """[R] ns by which a cycle must exceed the rank's usual excess to be an outlier. ``scatter`` [R]: standard deviation of the rank's
+    cycles."""
     least: Array = np.maximum(LATENESS.outlier_sigmas * scatter, LATENESS.outlier_share * step_ns)
     return least
 
 
 def main_stragglers(lost_ns: Array) -> tuple[int, ...]:
-    """Positions of the ranks with the largest losses, [R] ns, in descending order, down to ``straggler_part`` of the largest."""
+    """Positions of the ranks with the largest ``lost_ns`` [R], in descending order, down to ``straggler_part`` of the largest."""
     order = np.argsort(-lost_ns, kind="stable")
     least_ns = LATENESS.straggler_part * lost_ns[order[0]]
     return tuple(int(rank) for rank in order if lost_ns[rank] >= least_ns and lost_ns[rank] > 0)
@@ -175,7 +184,7 @@ def _isolated_stalls(excess: Array, outliers: Mask, persistent_cycles: Mask) -> 
 
 
 def is_persistent(excess: Array, work: Array, step_ns: float, step_share: float) -> Mask:
-    """[R] whether the excess is significantly above zero, occurs in more than half of the cycles, and is not negligible."""
+    """[R] whether the rank's excess is significantly above zero, occurs in more than half of the cycles, and is not negligible."""
     if len(excess) == 1:
         return _late_in_only_cycle(excess[0], step_ns)
     inside = _clipped(excess)
@@ -184,7 +193,8 @@ def is_persistent(excess: Array, work: Array, step_ns: float, step_share: float)
     most = np.quantile(excess, 0.5, axis=0, method="lower")
     persistent: Mask = above_others(inside, allowed, _clipped(work)) & (most > least)
     if excess.shape[1] >= CHANCE.many_ranks:
-        # A busy machine may disturb one of many ranks in most cycles. ``inside`` lacks the others' disturbances: compare with their mean.
+        # Of many ranks, a busy machine may disturb some rank in most cycles. In ``inside``, clipping has removed such disturbances of the
+        # other ranks. So the rank must also exceed the mean of the others' unclipped values (limited to this rank's maximum).
         for rank in np.flatnonzero(persistent):
             limited = np.minimum(excess, inside[:, rank].max())
             beyond = limited - np.delete(limited, rank, axis=1).mean(axis=1, keepdims=True)
@@ -194,7 +204,8 @@ def is_persistent(excess: Array, work: Array, step_ns: float, step_share: float)
 
 def _clipped(values: Array) -> Array:
     """``values`` [cycles, R] clipped to a range around the middle half of the rank's cycles, so that a single stall does not hide
-    persistent lateness. The range depends on the width of the rank's middle half, or on that of the median rank if it is larger."""
+    persistent lateness. The width of the range depends on the interquartile range of the rank, or on the median one of all ranks if that is
+    larger."""
     low, high = np.quantile(values, (0.25, 0.75), axis=0)
     half = (high - low) / 2
     reach = half + LATENESS.outlier_sigmas * np.maximum(half, np.median(half))
@@ -202,9 +213,9 @@ def _clipped(values: Array) -> Array:
 
 
 def _late_in_only_cycle(excess: Array, step_ns: float) -> Mask:
-    """[R] whether the excess, [R] ns in the only cycle, is as large as an outlier's.
+    """[R] whether the excess in the only cycle, [R] ns, is as large as that of an outlier.
 
-    One cycle cannot be tested. From four ranks on, the threshold depends on the scatter between the ranks.
+    One cycle does not allow a significance test. With four ranks or more, the threshold depends on the scatter between the ranks.
     """
     if len(excess) < _FEWEST_COMPARED:
         return excess > LATENESS.outlier_share * step_ns
@@ -213,10 +224,10 @@ def _late_in_only_cycle(excess: Array, step_ns: float) -> Mask:
 
 
 def window_outliers(comparison: Comparison) -> tuple[dict[LateCause, Mask], dict[LateCause, Mask]]:
-    """Kind of work → [cycles, R] outliers in a short window: for kinds whose outliers are on a few ranks, and for kinds whose late rank
-    rotates.
+    """Two dicts, kind of work → [cycles, R] its outliers in a short window: of the kinds whose outliers are on a few ranks, and of the
+    kinds whose late rank rotates.
 
-    Recorded kinds of work are judged separately. The outliers of all other kinds together must be on the same ranks, because a
+    Each recorded kind of work is judged by itself. Of all other kinds together, the outliers must be on the same ranks, because a
     disturbance by the machine may occur during any of these kinds.
     """
     late_ns = _outlier_lateness_ns(comparison)
@@ -242,7 +253,7 @@ def global_starvation(waits_ns: Array, step_ns: float) -> Mask:
 
 
 def _outlier_lateness_ns(comparison: Comparison) -> dict[LateCause, Array]:
-    """Kind of work → [cycles, R] ns by which outliers in it make ranks late, else 0; only kinds that have outliers."""
+    """Kind of work → [cycles, R] ns by which outliers of this kind make ranks late, 0 elsewhere. Kinds without outliers are omitted."""
     whole = _above_undisturbed(comparison.excess.sum(axis=2))
     common = others_median(_above_undisturbed(comparison.work.sum(axis=2)))
     late_ns: dict[LateCause, Array] = {}
@@ -261,8 +272,8 @@ def _outlier_lateness_ns(comparison: Comparison) -> dict[LateCause, Array]:
 def _work_and_excess(comparison: Comparison, cause: LateCause) -> tuple[Array, Array]:
     """[cycles, R] ns of one kind of work, and its excess over the other ranks.
 
-    For work of unknown cause, only idle time of the device: another rank may have caused time in unmatched collectives, or time before
-    the window.
+    Of work of unknown cause, only idle time of the device counts: time in unmatched collectives, and time before the window began, may have
+    been caused by another rank.
     """
     if cause != LateCause.UNKNOWN:
         return comparison.work_of(cause), comparison.excess_of(cause)
@@ -271,12 +282,13 @@ def _work_and_excess(comparison: Comparison, cause: LateCause) -> tuple[Array, A
 
 
 def _above_undisturbed(values: Array) -> Array:
-    """[cycles, R] difference from the rank's undisturbed cycle."""
+    """[cycles, R] ``values`` minus the value in the rank's undisturbed cycle (a quantile of its cycles)."""
     return values - undisturbed(values, its_own=True)
 
 
 def _outliers(late: Array, excess: Array, step_ns: float) -> Mask:
-    """[cycles, R] outliers of ``late``, the part of ``excess`` by which the whole cycle is longer; none if any other excess comes near."""
+    """[cycles, R] outliers of ``late``, the part of ``excess`` by which the whole cycle is longer. There are none if any other excess is
+    more than half as large."""
     outlying: Mask = late > least_outlier(scatter_of((excess - np.median(excess)).ravel()), step_ns)
     if outlying.any() and excess[~outlying].max(initial=0.0) > LATENESS.next_outlier_part * float(
         late[outlying].min()
@@ -286,13 +298,14 @@ def _outliers(late: Array, excess: Array, step_ns: float) -> Mask:
 
 
 def _is_on_few_ranks(where: Mask) -> bool:
-    """Whether all outliers are on the same ranks, at most half of all, in each cycle that has any."""
+    """Whether the outliers are on the same ranks, at most half of all, in each cycle that has outliers."""
     struck = where[where.any(axis=1)]
     return bool((struck == struck[0]).all()) and 2 * int(struck[0].sum()) <= where.shape[1]
 
 
 def _is_on_changing_ranks(where: Mask, united: Mask) -> bool:
-    """Whether outliers are on different ranks, in no cycle on more than half of all. ``united``: outliers of any kind."""
+    """Whether the outliers are on different ranks in different cycles, and in no cycle on more than half of the ranks. ``united``: outliers
+    of all kinds of work that are judged together."""
     struck = united[united.any(axis=1)]
     return (
         int(where.any(axis=1).sum()) >= PERSISTENCE.fewest_of_pattern

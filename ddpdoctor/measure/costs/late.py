@@ -1,8 +1,8 @@
-"""Costs of stragglers: the time that other ranks wait for them. Each cause gets its share of the common cost.
+"""Costs of stragglers: the time that other ranks wait for them. The joint cost is divided among the causes.
 
-The cost of a cause is the time that a replay without it saves. Lateness that is hidden by the others' computation, or compensated by a
-shorter transfer, saves nearly nothing, and lateness that may be random has no cause. The table of ranks shows both. So
-:func:`arrival_facts` also reports the ranks that arrive late on average for any reason, and the saving if they were on time.
+The cost of a cause is the time that a replay without it saves. Removing lateness that is hidden by the others' computation, or compensated
+by a shorter transfer, saves nearly nothing; and lateness that may be random gets no cause. But the table of ranks shows both. So
+:func:`arrival_facts` also reports the ranks that arrive late on average for any reason, and what would be saved if they were on time.
 """
 
 from __future__ import annotations
@@ -45,25 +45,26 @@ class _Tuning(msgspec.Struct, frozen=True):
     beyond_others: float = 2.0
     """Minimum multiple of the other ranks' median lateness: on a busy machine different ranks arrive last."""
     priced: float = 0.5
-    """Part of a rank's lateness from which its known causes explain it."""
+    """Known causes explain a rank's lateness if their costs add up to at least this part of it."""
     clock_errors: float = 3.0
     """Minimum lateness as a multiple of the clocks' error."""
     most: float = 0.95
-    """Lateness from this part of the step on is not believed: the windows probably begin at different steps."""
+    """Lateness of more than this part of the step is not plausible: the windows probably begin at different steps."""
     least_share: float = 0.001
-    """Minimum share of the step that a cause of lateness costs: a replay's own error is as large."""
+    """Minimum cost of a cause of lateness that is reported, as a share of the step: the replay's own error is as large."""
     same_segments: float = 0.5
-    """Part of two causes' time in the same segments of the cycle from which one may hide the other."""
+    """One cause may hide another if more than this part of their time is in the same segments of the cycle."""
     shows: float = 0.5
-    """Minimum part of a loss by which its step must be longer, because hosts that run ahead of their devices catch up; also minimum part of
-    a lateness that a kind of work must explain."""
+    """A step has a loss if it is longer than usual by at least this part of the loss (not by all of it, because hosts that run ahead of
+    their devices catch up). A kind of work explains a lateness if it takes longer by at least this part of the lateness."""
 
 
 _TUNING = _Tuning()
 
 
 def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
-    """Ranks that arrive late on average, and by how much. ``graph`` is that of the table of ranks, ``costs`` are those of all causes."""
+    """Ranks that arrive late on average, and by how much. ``graph``: the one that the table of ranks shows; ``costs``: the costs of all
+    causes."""
     if not graph.groups or len(graph.ranks) < 2:
         return ArrivalFacts()
     late_ns = lateness(graph)[0]
@@ -73,7 +74,7 @@ def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
     unpriced = [p for p in late if priced_ms[p] < _TUNING.priced * float(late_ns[p]) / 1e6]
     saved_ms = None
     if unpriced:
-        # Saving if these ranks arrived with the median rank, as far as longer work makes them late.
+        # What would be saved if these ranks arrived with the median rank, limited to lateness due to longer work.
         on_time = without_work([_removable_lateness(group, np.array(unpriced)) for group in graph.groups])
         saved_ms = max(0.0, float((replay_all(graph) - replay_all(graph, [on_time])).mean())) / 1e6
     per_cycle = np.concatenate(
@@ -95,7 +96,7 @@ def _late_ranks(late_ns: Array, step_ns: float) -> list[int]:
     ascending = np.sort(late_ns)
     found = []
     for place in order:
-        # Median without the rank itself: values after it in the order move up by one place.
+        # Median without the rank itself: without it, the values after it in ascending order move up by one place.
         middle = (len(late_ns) - 2) // 2
         others = ascending[middle + int(ascending[middle] >= late_ns[place])]
         if late_ns[place] >= max(_TUNING.step_share * step_ns, _TUNING.beyond_others * float(others)):
@@ -104,11 +105,11 @@ def _late_ranks(late_ns: Array, step_ns: float) -> list[int]:
 
 
 def _removable_lateness(group: CycleGroup, places: Ints) -> Array:
-    """[N, K, R] ns: lateness of these ranks at each synchronisation (see :func:`lateness_ns`), without lateness carried over from a
-    previous synchronisation that did not release all ranks together.
+    """[N, K, R] ns: lateness of these ranks at each synchronisation (see :func:`lateness_ns`), without lateness carried over from the
+    previous synchronisation if that did not release all ranks together, or is on a device.
 
-    If ranks compute while they wait, the lateness in a cycle is at most the rank's busy time beyond the median of the others, because
-    the others' concurrent computation and idle time would remain if the rank were on time.
+    If ranks can compute while they wait, the lateness in a cycle is limited to the rank's busy time beyond the others' median, because the
+    others' own computation and idle time would remain if the rank were on time.
     """
     own = np.nan_to_num(lateness_ns(group)[:, :, places])
     late = np.zeros(group.arrival.shape)
@@ -127,13 +128,13 @@ def _removable_lateness(group: CycleGroup, places: Ints) -> Array:
 
 
 class _Removal(msgspec.Struct, frozen=True):
-    """The work of the ranks that is removed with one cause."""
+    """Work of the ranks that is removed in the replay without one cause."""
 
     work: list[Array]
     """[N, K, R] ns per group."""
     components: Components
     at_different_lines: bool = False
-    """Whether each rank does different work of that kind, at different lines."""
+    """Whether each rank does this kind of work at other source lines than the others, that is, does different work."""
 
 
 def late_work(context: Context) -> Costs:
@@ -176,14 +177,14 @@ def late_work(context: Context) -> Costs:
 
 
 def _at_its_frequency(context: Context, cause: LateCause, removal: _Removal, cost: Cost) -> Cost:
-    """The cost at the frequency that its cause has in the run, including the steps that are not measured."""
+    """The cost, scaled to the frequency of its cause in the whole run, including the steps that are not measured."""
     if cause == LateCause.CHECKPOINT:
         return context.per_recorded_save(cost)
     return context.at_its_period(cost, context.steps_hit(_when_late(context, cause, removal)))
 
 
 def _removals(context: Context) -> dict[LateCause, _Removal]:
-    """Cause → the work removed with it; causes without any are omitted."""
+    """Cause → the work that is removed in the replay without it. Causes without work are omitted."""
     attribution = context.attribution
     excess = attribution.gross_excess if _hide_each_other(attribution) else attribution.excess
     removals = {
@@ -214,8 +215,8 @@ def _removals(context: Context) -> dict[LateCause, _Removal]:
 
 
 def _unexplained(context: Context, known: Sequence[Sequence[Array]]) -> dict[LateCause, list[Array]]:
-    """[N, K, R] ns per group: significant lateness in a short window that ``known`` causes do not explain, by the kind of work that takes
-    longer on the late rank (unknown if there is none). {} if all is explained."""
+    """Kind of work → [N, K, R] ns per group: significant lateness in a short window that ``known`` causes do not explain. The kind is the
+    one that takes longer on the late rank (unknown if there is none). {} if all lateness is explained."""
     graph = context.graph
     places = regularly_late(graph)
     late = [_removable_lateness(group, np.array(places, np.int64)) for group in graph.groups]
@@ -250,8 +251,8 @@ def regularly_late(graph: Graph) -> list[int]:
 
 
 def _kind_with_excess(recorded: Array, place: int, late_ns: float) -> LateCause:
-    """The kind of ``recorded`` work [cycles, R, C] ns that takes longer on the rank than on the others in each cycle, by at least half of
-    its lateness, ``late_ns`` per cycle; else unknown."""
+    """The kind of ``recorded`` work [cycles, R, C] ns that takes longer on the rank than on the others in each cycle, and on average by at
+    least half of the rank's lateness, ``late_ns`` per cycle; unknown if there is none."""
     longer: dict[LateCause, float] = {}
     for kind, components in LATE_COMPONENTS.items():
         work = recorded[:, :, [INDEX[name] for name in components]].sum(axis=2)
@@ -278,7 +279,7 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
         if cause in (LateCause.HOST, LateCause.CPU_STARVED):
             fields["awake_ms"] = awake_longer_ms(context.graph, removal.work, positions)
     if removal.at_different_lines and positions:
-        # The line with most work of each of these ranks, the rank with most work first.
+        # One line for each of these ranks: the one with most work. The rank with most work comes first.
         lines: list[Where] = []
         for position in main_stragglers(_by_rank(removal.work)):
             lines = joined(lines, context.lines.work(removal.components, [position], context.steps)[:1])
@@ -294,8 +295,8 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
 
 
 def _averaged_over_steps(cost: Cost, context: Context) -> Cost:
-    """The cost of single steps of a short window, averaged over all of its steps. A step without a cycle (the step before it is not
-    recorded) counts as free of the cause if no rank exceeds the usual length by half of one occurrence."""
+    """The cost of a cause in single steps of a short window, averaged over all steps of the window. A step that has no cycle, because the
+    step before it was not recorded, counts as not having the cause if no rank's step is longer than usual by half of one occurrence."""
     graph, measured_ms = context.graph, context.mean_ns / 1e6
     lost_ns = (cost.occurrence_ms or 0.0) * 1e6
     lengths = [dict(zip(of.steps.tolist(), (of.end - of.start).tolist(), strict=True)) for of in graph.steps]
@@ -312,17 +313,17 @@ def _averaged_over_steps(cost: Cost, context: Context) -> Cost:
 
 
 def _by_rank(work: Sequence[Array]) -> Array:
-    """[R] ns of ``work`` [N, K, R] ns per group."""
+    """[R] ns: the sum of ``work``, [N, K, R] ns per group."""
     return sum((of_group.sum(axis=(0, 1)) for of_group in work), np.zeros(work[0].shape[2]))
 
 
 def _when_late(context: Context, cause: LateCause, removal: _Removal) -> list[Array]:
-    """[N, K, R or 1] ns per group that are above 0 in the cycles in which a rank is late."""
+    """[N, K, R or 1] ns per group: amounts that are above 0 exactly in the cycles in which a rank is late."""
     groups = context.graph.groups
     if cause == LateCause.TURNS:
         return [np.clip(work.max(axis=2, keepdims=True), 0, None) for work in removal.work]
     if cause == LateCause.DATA and all(group.on_device for group in groups):
-        # A standalone wait for data makes a rank late only in cycles in which the rank really waits.
+        # The removed work is the wait that the rank would have alone. It makes the rank late only in cycles in which the rank really waits.
         waits = component([group.work for group in groups], removal.components)
         return [
             np.minimum(work, np.clip(wait, 0, None)) for work, wait in zip(removal.work, waits, strict=True)
@@ -331,8 +332,9 @@ def _when_late(context: Context, cause: LateCause, removal: _Removal) -> list[Ar
 
 
 def _hide_each_other(attribution: Attribution) -> bool:
-    """Whether two ranks are late for two causes between the same synchronisations. Each rank then does less of the other cause's work, and
-    this must not offset its own excess. (With a synchronisation in between, both delays cost time anyway.)"""
+    """Whether two ranks are late with different causes between the same synchronisations. Then each does less of the other's kind of work
+    than the other does, and this must not be subtracted from its own excess. (If there is a synchronisation in between, both delays cost
+    time anyway.)"""
     where: dict[LateCause, tuple[int, Array]] = {}
     for cause, positions in attribution.stragglers.items():
         gross_excess = component(attribution.gross_excess, LATE_COMPONENTS[cause])

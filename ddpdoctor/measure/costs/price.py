@@ -1,16 +1,16 @@
-"""The cost of one cause, by a replay without it, with its range, ranks, steps and source lines.
+"""Prices one cause by a replay without it: the cost with its range, ranks, steps and source lines.
 
-The 90 % interval of a cost is that of the saving after the cause is fixed. The saving is the difference of two means: of the recorded
-steps, and of future steps. It differs from the cost by independent errors, whose squares are added:
+The 90 % interval of a cost is the interval for the time that fixing the cause would save. This saving is the difference between the mean of
+the recorded steps and the mean of future steps. It differs from the cost by independent errors, whose squares are added:
 
-- **scatter of the cycles**: of the mean gain, and of the mean of the rest of the steps, once as recorded and once in the future.
-  Both are estimated from the cycles, see :func:`~ddpdoctor.measure.numerics.mean_error`;
+- **scatter of the cycles**: the error of the mean gain, and that of the mean rest of a step (its time without the gain), which counts
+  twice: as recorded, and in the future. Both are estimated from the cycles, see :func:`~ddpdoctor.measure.numerics.mean_error`;
 - **run to run**: the mean step of the same job differs from one start to the next;
-- **the replay**: it removes the cause and leaves all else unchanged. If gains differ between cycles, this can be checked: the
-  rest of a cycle must not depend on its gain. If ``rest = a + b x gain``, the saving may be ``1 + b`` times the cost. ``b`` is
-  weighted with the known error of replays, so that a few cycles do not outweigh it. An error that is the same in all cycles is not
+- **the replay**: it removes the cause and leaves all else unchanged. If gains differ between cycles, this can be checked: the rest of a
+  cycle must not depend on its gain. If ``rest = a + b x gain``, the saving may be ``1 + b`` times the cost. ``b`` is shrunk towards 0, the
+  more so the fewer the cycles, by comparing its error with the known error of replays. An error that is the same in all cycles is not
   detected;
-- **the clocks** of several hosts, and assumptions of the pricer.
+- **the clocks** of several hosts, which differ, and the pricer's assumptions.
 """
 
 from __future__ import annotations
@@ -49,27 +49,28 @@ from ddpdoctor.rundir import EventKind
 
 class _Tuning(msgspec.Struct, frozen=True):
     hit_share: float = 0.02
-    """Share of the mean cycle from which a cause counts as occurring in a cycle: steps of one job differ by as much."""
+    """A cause occurs in a cycle if it takes at least this share of the mean cycle. Steps of one job differ by as much anyway."""
     typical: float = 0.5
-    """Part of a cause's mean time from which it has its typical size in a cycle. If such cycles are a range of steps, every n-th step, or
-    few, the cause occurs only in them, although it takes a little time in others."""
+    """A cycle has the cause at its typical size if it takes at least this part of its mean time there. If these cycles are a range of
+    steps, or every n-th step, or few, only they count as having the cause, although it takes a little time in others."""
     fewest: int = 20
-    """Minimum number of cycles for which this is tested."""
+    """Minimum number of cycles for which ``typical`` is used."""
     usual_gain: float = 0.4
     """Quantile of the cycles' gains that counts as the usual gain: below the median, so that disturbances in half of the steps do not
     determine the cost."""
     close: float = 0.2
-    """Two costs that differ by more than this part of the larger are both reported."""
+    """The costs under the two assumptions on uncertain dependencies are both reported if they differ by more than this part of the larger
+    one."""
     replay_share: float = 0.08
     """Relative error of replays (standard deviation), from test jobs with and without the fix, see docs/how-it-works.md."""
     run_share: float = 0.01
-    """Part of the step by which a job's means differ from one start to the next (standard deviation): 1 to 2 %, like the rules' least
-    share."""
+    """Standard deviation of a job's mean step from one start to the next, as a part of the step. Typically 1 to 2 %, which is also the
+    smallest share in the rules."""
 
 
 PRICE_TUNING = _Tuning()
 _MIN_STRATUM = 3
-"""Cycles from which on their mean has an error, see :func:`~ddpdoctor.measure.numerics.mean_error`."""
+"""Minimum number of cycles for which the error of the mean can be estimated, see :func:`~ddpdoctor.measure.numerics.mean_error`."""
 
 
 Costs = dict[str, Cost]
@@ -83,16 +84,16 @@ class RareSource(msgspec.Struct, frozen=True):
     """Of the whole run."""
     lines: SourceLines
     kinds: dict[str, Components]
-    """Causes of lateness that this graph shows → their components."""
+    """Cause of lateness that this graph shows → its components."""
 
 
 class ReducerCosts(msgspec.Struct, frozen=True):
-    """ns that reducing gradients takes on the thread that computes them."""
+    """Time that the reduction of gradients takes on the thread that computes the gradients, ns."""
 
     synced_ns: tuple[float, ...] = ()
     """Per backward pass, by position of the rank; 0 if unknown. Empty: unknown on all ranks."""
     issue_ns: tuple[float, ...] = ()
-    """Per bucket, of the ranks for which it is known."""
+    """Per bucket. Contains only ranks for which it is known."""
 
 
 class Context(msgspec.Struct, frozen=True, dict=True):
@@ -104,9 +105,9 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     lines: SourceLines
     """Of the same recording as ``graph``."""
     mean_step_ms: float | None = None
-    """Mean measured step as reported; of the step logs if there are any, even if ``graph`` is of a window."""
+    """Mean measured step as the report shows it: from the step logs if there are any, even if ``graph`` is from a window."""
     profiler_ns: float = 0.0
-    """ns that the profiler adds to each cycle of ``graph``, in which devices wait for their hosts."""
+    """ns that the profiler adds to each cycle of ``graph``: time in which devices wait for hosts that the profiler slows down."""
     logs: Sequence[RankLog] = ()
     patterns: Sequence[StepPattern] = ()
     """Of the steps of the run."""
@@ -119,9 +120,9 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     host_timed: bool = True
     """Whether ``graph`` is that of the step logs, in which a busy machine disturbs transfers."""
     cores: Cores | None = None
-    """Cores of the host with the fewest spare ones; None: unknown, and costs do not depend on it."""
+    """Cores of the host with the fewest spare cores. None if unknown: costs then do not depend on them."""
     asleep: Mapping[int, float] = msgspec.field(default_factory=dict)
-    """By rank, the part of preparing batches in which nothing computes, if known."""
+    """By rank, the part of the time to prepare batches in which no core is used (such as waiting for storage), if known."""
 
     @cached_property
     def mean_ns(self) -> float:
@@ -144,13 +145,13 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         return replay_all(self.graph)
 
     def overlappable_ns(self, gain_ns: float) -> float:
-        """The part of a gain that remains if the work is not removed, but overlapped with the step on spare cores."""
+        """The part of ``gain_ns`` that is also saved if the work is not removed, but done concurrently with the step on spare cores."""
         if self.cores is None:
             return gain_ns
         return min(gain_ns, self.mean_ns - self.cores.shortest_step(self.mean_ns))
 
     def overlappable_transfer_ns(self, gain_ns: float) -> float:
-        """The part of ``gain_ns`` that overlapping transfers with computation saves: all of it on devices; on hosts, whose cores do both,
+        """The part of ``gain_ns`` that is saved if transfers overlap with computation: all of it on devices; on CPUs, whose cores do both,
         as much as spare cores allow."""
         if self.cores is None or all(group.on_device for group in self.graph.groups):
             return gain_ns
@@ -176,10 +177,10 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     ) -> Cost:
         """The cost of a cause: the time that the changes save.
 
-        ``spent`` [N, K, R or 1] ns per group is the time of the cause, whose work is of these ``components``. ``positions`` are the
-        stragglers (None: all ranks). With ``usually`` a cycle gains at most the usual gain of a cycle. ``part`` is the cause's
-        share of the common cost of several causes. ``where``, ``operation`` and ``fields`` override fields of the :class:`Cost`;
-        ``lines_of`` are the components whose source lines are used (default: ``components``).
+        ``spent`` [N, K, R or 1] ns per group is the time that the cause takes; ``components`` are those of its work. ``positions`` are the
+        stragglers (None: all ranks). With ``usually`` a cycle gains at most the usual gain of a cycle. ``part`` is the cause's share if
+        several causes have one common cost. ``where``, ``operation`` and ``fields`` override fields of the :class:`Cost`; ``lines_of`` are
+        the components whose source lines are used (default: ``components``).
         """
         gains = _gains_ns(self.graph, self.measured_ns, changes, usually)
         gain_ns = max(0.0, float(gains.mean()))
@@ -211,7 +212,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         )
 
     def steps_hit(self, spent: Sequence[Array]) -> Ints:
-        """Numbers of the steps in which a cause takes time, see :meth:`cost`; all steps if it takes too little time in each."""
+        """Numbers of the steps in which a cause occurs (``spent``: see :meth:`cost`); all steps if it takes too little time in each."""
         return self._steps_hit_or_all(self._hit(_per_cycle(spent)))
 
     def _hit(self, per_cycle: Array) -> Mask:
@@ -231,8 +232,9 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         either_ns: tuple[float, float] | None,
         periodic: Mask | None,
     ) -> dict[str, Any]:
-        """The fields of a cost for its amount and range, from ``gains`` [cycles, group by group] and their mean. ``either_ns``: mean gains
-        for both assumptions on uncertain dependencies, or None; ``periodic`` [cycles]: which ones a periodic cause hits, or None."""
+        """The fields of a :class:`Cost` for its amount and range, from ``gains`` [cycles, group by group] and their mean ``gain_ns``.
+        ``either_ns``: mean gains for both assumptions on uncertain dependencies, or None; ``periodic`` [cycles]: in which cycles a periodic
+        cause occurs, or None if the cause is not periodic."""
         rest = self.measured_ns - gains
         own_ns = gain_ns if part is None else part.part_ns
         others_ns = () if part is None else (part.first_ns, part.part_ns, part.last_ns)
@@ -269,8 +271,8 @@ class Context(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _dependency_bound_graphs(self) -> list[tuple[Graph, Array]]:
-        """(graph, its [cycles] lengths) with every uncertain dependency present, and with each absent; [] if none is uncertain, or on CPUs,
-        where dependencies have no effect."""
+        """(graph, its [cycles] lengths) with every uncertain dependency present, and with each absent; [] if none is uncertain, and on
+        CPUs, where dependencies have no effect."""
         known = [group.dependency_probability for group in self.graph.groups if group.on_device]
         if not any(((of_group > 0) & (of_group < 1)).any() for of_group in known):
             return []
@@ -283,8 +285,8 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     def _overlappable_ms(
         self, own_ns: float, components: Components, positions: Sequence[int] | None
     ) -> float | None:
-        """ms of a data cost that more dataloader workers can save: preparing batches overlaps with the step as far as spare cores
-        allow. Time in which nothing computes, such as waiting for storage, needs no core. None if the cores are unknown."""
+        """ms of a data cost that more data loader workers could save. They prepare batches concurrently with the step, as far as spare
+        cores allow; waiting for storage needs no core. None if the cores are unknown, or for other costs."""
         if self.cores is None or Component.DATA not in components:
             return None
         ranks = self.graph.ranks if positions is None else [self.graph.ranks[p] for p in positions]
@@ -292,8 +294,8 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         return max(self.overlappable_ns(own_ns), asleep * own_ns) / 1e6
 
     def _single_steps(self, components: Components, hit: Mask, gain_ns: float) -> list[int]:
-        """Steps of a short window that are listed in the report. Checkpoints and waiting for data are recorded events, so a single one is
-        certain. Waits for data are listed only if there are fewer than three and they cost enough of the window."""
+        """Steps of a short window that the report lists by number. Checkpoints and waits for data are recorded events, so even a single one
+        is certain. Waits for data are listed only if there are fewer than three and if they cost enough of the window."""
         if not self.attribution.short or hit.all():
             return []
         few = (
@@ -309,11 +311,12 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     def _time_spent_ms(
         self, spent: Sequence[Array], components: Components, positions: Sequence[int] | None
     ) -> tuple[float | None, float | None]:
-        """(mean ms per step of the stragglers, or of the median rank if ``positions`` is None; median of the others)."""
+        """(mean ms per step of the stragglers, median of the other ranks); (mean of the median rank, None) if ``positions`` or
+        ``components`` are missing."""
         if positions is None or not components:
             means = np.concatenate([of_group.sum(axis=1) for of_group in spent]).mean(axis=0)
             return float(np.median(means)) / 1e6, None
-        # Includes work that overlaps with synchronisations. If devices wait for hosts, the standalone time of each rank.
+        # Including work that overlaps with synchronisations. For devices' waiting for hosts, the time that each rank would need alone.
         work = [
             g.work_with_overlap if waits_for_hosts(g, components) else g.with_overlap(g.work)
             for g in self.graph.groups
@@ -330,7 +333,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def drawn(self) -> Array:
-        """[cycles, R, C] ns of each kind of work as recorded, group after group."""
+        """[cycles, R, C] ns of each component as recorded, and as charts show it; group after group."""
         return np.concatenate(
             [
                 group.with_overlap(group.work).sum(axis=1) if group.recorded is None else group.recorded
@@ -339,9 +342,9 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         )
 
     def per_recorded_save(self, cost: Cost) -> Cost:
-        """The cost of checkpoints, scaled to their frequency in all steps recorded in full after the warm-up. Few steps have a
-        checkpoint, and some of these are excluded because the profiler or an evaluation disturbed them. ``share`` then refers to the mean
-        step with that frequency."""
+        """The cost of checkpoints, scaled from their frequency in the measured steps to that in all steps recorded in full after the
+        warm-up. The two differ because few steps have a checkpoint, and some of these are excluded (disturbed by the profiler or an
+        evaluation). ``share`` then refers to the mean step with that frequency."""
         if self.graph.source != "step-log" or not self.logs:
             return cost
         settled = settled_steps(self.logs)
@@ -360,8 +363,9 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         return replace(often, **persistence(numbers, saved).as_facts())
 
     def at_its_period(self, cost: Cost, hits: Ints) -> Cost:
-        """The cost of a periodic cause in the steps ``hits``, scaled to its frequency in the run: few steps have it, and some of them are
-        excluded because the profiler or an evaluation disturbed them."""
+        """The cost of a periodic cause, which occurs in the steps ``hits``, scaled from its frequency in the measured steps to that in the
+        run. The two differ because few steps have the cause, and some of these are excluded (disturbed by the profiler or an
+        evaluation)."""
         if cost.persistence != "periodic" or not cost.period_steps or self.graph.source != "step-log":
             return cost
         share = periodic_share(self.steps, hits, cost.period_steps)
@@ -379,7 +383,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
 
 
 def _per_cycle(spent: Sequence[Array]) -> Array:
-    """[cycles] ns of the rank that spends most time in each cycle."""
+    """[cycles] maximum over the ranks of the time spent, ns."""
     per_cycle: Array = np.concatenate([of_group.sum(axis=1).max(axis=1) for of_group in spent])
     return per_cycle
 
@@ -392,7 +396,8 @@ def _gains_ns(graph: Graph, measured_ns: Array, changes: Sequence[Change], usual
 
 
 def waits_for_hosts(group: CycleGroup, components: Components) -> bool:
-    """Whether these components include devices' waiting for hosts, part of which overlaps with waiting for other ranks."""
+    """Whether these components include devices' waiting for hosts, and the group knows how much of it overlaps with waiting for other
+    ranks."""
     return LateCause.HOST in group.standalone_ns and not set(components).isdisjoint(
         STANDALONE[LateCause.HOST]
     )
@@ -414,7 +419,8 @@ def price_range(
     square = float((spread**2).sum())
     slope = 0.0
     if square > 0.0:
-        # Squared error of the slope. One value's error is that of the mean of N times sqrt(N); the slope's is one value's / sqrt(square).
+        # ``error``: squared error of the slope. The error of one value is sqrt(N) times that of the mean of N values; that of the slope is
+        # the error of one value / sqrt(square).
         error, known = others**2 * len(rest) / square, PRICE_TUNING.replay_share**2
         slope = float((spread * rest).sum()) / square * known / (known + error)
     errors = (
@@ -430,8 +436,8 @@ def price_range(
 
 
 def _error_of_gains(gains: Array, periodic: Mask | None) -> float:
-    """Standard deviation of the error of the mean of ``gains`` [N]. How many cycles a periodic cause hits is no random number: only the
-    mean gains with it and without it have errors (stratified sampling)."""
+    """Standard deviation of the error of the mean of ``gains`` [N]. The number of cycles with a periodic cause is not random, so only the
+    mean gain of the cycles with it, and that of the cycles without it, have errors (stratified sampling)."""
     if periodic is not None and _MIN_STRATUM <= periodic.sum() <= len(gains) - _MIN_STRATUM:
         parts = ((float(of.mean()), mean_error(gains[of], RANGE_LEVEL)) for of in (periodic, ~periodic))
         return math.hypot(*(share * error for share, error in parts))
@@ -439,8 +445,8 @@ def _error_of_gains(gains: Array, periodic: Mask | None) -> float:
 
 
 def range_fields(gain_ns: float, ends_ns: tuple[float, float] | None, *others_ns: float) -> dict[str, Any]:
-    """The fields of a :class:`~ddpdoctor.measure.facts.Cost` for a range around ``gain_ns``, widened to include ``others_ns``: savings of
-    the same fix alone, after all other fixes, and as a share of all. {} if there is no range."""
+    """The fields of a :class:`~ddpdoctor.measure.facts.Cost` for a range around ``gain_ns``, widened to include ``others_ns``: other
+    estimates of the saving (of this fix alone, of this fix after all others, its share of the joint saving). {} if there is no range."""
     if ends_ns is None:
         return {}
     known = (gain_ns, *others_ns)
@@ -449,15 +455,15 @@ def range_fields(gain_ns: float, ends_ns: tuple[float, float] | None, *others_ns
 
 
 def range_of_share(whole: Cost, ms: float, assumed_share: float) -> dict[str, Any]:
-    """The same fields for ``ms``, a part of the cost ``whole``: with the width of its range, in ms, and an additional error of
-    ``assumed_share`` of ``ms`` (a standard deviation)."""
+    """The fields of a cost for the range of ``ms``, a part of the cost ``whole``. The range is as wide as that of ``whole`` (in ms),
+    widened by an additional error: a standard deviation of ``assumed_share`` of ``ms``. {} if ``whole`` has no range."""
     sides = _sides_ms(whole)
     assumed_ms = normal(RANGE_LEVEL) * assumed_share * ms
     return {} if sides is None else _around(ms, *(float(np.hypot(side, assumed_ms)) for side in sides))
 
 
 def range_of_sum(one: Cost, other: Cost, ms: float) -> dict[str, Any]:
-    """The same fields for ``ms``, the sum of two costs; {} if one of them has no range."""
+    """The fields of a cost for the range of ``ms``, the sum of two costs; {} if one of them has no range."""
     sides = _sides_ms(one), _sides_ms(other)
     if sides[0] is None or sides[1] is None:
         return {}

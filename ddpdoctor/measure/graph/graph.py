@@ -1,4 +1,4 @@
-"""The dependency graph of a run: cycles of work and synchronisation, to be measured, attributed and replayed.
+"""The dependency graph of a run: cycles of work and synchronisations. The later stages measure, attribute and replay it.
 
 A *cycle* lasts from the end of the last synchronisation of step *i - 1* to the end of the last one of step *i*. All ranks are together
 at both ends, so cycles are independent of each other, and their mean length is the mean step time. In a cycle each rank works in
@@ -9,9 +9,9 @@ at both ends, so cycles are independent of each other, and their mean length is 
 Cycles with the same sequence of synchronisations are in one :class:`CycleGroup` of dense arrays with axes N (cycles), K
 (synchronisations), R (ranks) and C (components of work). Times are float64 ns on the run's common clock; NaN if a rank takes no part.
 
-Ranks are compared by corresponding segments. Segments that end at synchronisations of different process groups can be the same part of
-a step. For example, if each host reduces among its own ranks first, the segments before these reductions correspond. Two segments
-correspond if they end at synchronisations of the same kind, with as many ranks, in the same backward pass, and if each is the n-th such
+Ranks are compared by corresponding segments. Segments that end at synchronisations of different process groups can be the same part of a
+step. For example, if each host reduces among its own ranks first, the segments before these reductions correspond. Two segments correspond
+if they end at synchronisations of the same kind, with the same number of ranks, in the same backward pass, and if each is the n-th such
 segment of its rank.
 
 Every recorded step is measured, or excluded with a reason.
@@ -34,10 +34,10 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import INDEX, STANDALONE, Component, LateCause
 
 READY_BATCH_SHARE = 0.02
-"""Share of a step up to which the time to fetch a batch means that it was ready: its tensors come through shared memory and a queue in
-tenths of a millisecond. This is part of the host's time to launch the step, not a wait for data."""
+"""If fetching a batch takes at most this share of a step, the batch was ready: its tensors arrive through shared memory and a queue within
+tenths of a millisecond. This time is part of the host's time to launch the step, not a wait for data."""
 _REMAINDER = 1e-3
-"""ns, and share of the largest idle time: a small remainder that avoids division by zero."""
+"""A small amount that avoids division by zero: in ns, and as a share of the largest idle time."""
 _UNSET: Array = np.empty(0)
 """Placeholder of a field of :class:`CycleGroup` until its default value is computed."""
 
@@ -51,10 +51,10 @@ class Sync(msgspec.Struct, frozen=True):
     members: tuple[int, ...]
     """Positions of the ranks that take part."""
     micro: int = 0
-    """Number of the backward pass within the step, for gradients."""
+    """For gradients: number of the backward pass within the step."""
     group: str = ""
     root: int | None = None
-    """Position of the root of a broadcast, for which all others wait; None if all wait for all."""
+    """Position of the root of a broadcast, for which the other members wait; None if all members wait for each other."""
     size: int = 0
     """Ranks in its process group, recorded or not; 0 if unknown."""
     update: int = 0
@@ -78,38 +78,39 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     message_bytes: Array
     """[N, K] bytes that a rank contributes; NaN if unknown."""
     recorded: Array | None = None
-    """[N, R, C] ns of each component in the cycle by the marks of the step logs alone, before ``work`` is refined; None for a window."""
+    """[N, R, C] ns of each component in the cycle, as the step logs' events show it; ``work`` may be refined later. None for a window."""
     hidden: Array | None = None
     """[N, K, R, C] ns of each component between own arrival and own end, concurrently with the synchronisation; None if nothing can
     overlap. A rank that waits in a reduction while its backward pass continues computes as much as the late rank, so its work is the sum
     of ``work`` and ``hidden``."""
     hidden_after_ready: Array = _UNSET
-    """[N, K, R, C] ns of ``hidden`` after the rank was ready for its last synchronisation. While ranks wait there they do part of the next
-    cycle's work, which the late rank does afterwards. On all ranks it counts in the next cycle."""
+    """[N, K, R, C] ns of the part of ``hidden`` after the rank was ready for the cycle's last synchronisation. Ranks that wait there
+    already do part of the next cycle's work, which the late rank does afterwards; so on all ranks this part counts in the next cycle."""
     carried_in: Array = _UNSET
     """[N, R, C] ns of the cycle's work that the rank did before the cycle began (``hidden_after_ready`` of the previous cycle)."""
     concurrent_compute: Array = _UNSET
-    """[N, K, R] ns of computation between own arrival and own end, which remains if the synchronisation is removed."""
+    """[N, K, R] ns of computation between own arrival and own end, which remains to be done if the synchronisation is removed."""
     concurrent_compute_in_wait: Array = _UNSET
     """[N, K, R] ns of ``concurrent_compute`` while the rank waits for the last one to arrive."""
     exposed: Array | None = None
-    """[N, K] ns of the transfer that a faster link would save: the minimum over the members of the time in which the member does not
-    compute. None if nothing overlaps with a transfer."""
+    """[N, K] ns of the transfer that a faster link could save at most: the time in which a member does not compute during it, minimum over
+    the members. None if nothing overlaps with a transfer."""
     standalone_ns: dict[str, Array] = msgspec.field(default_factory=dict)
-    """[N, R] ns that each rank would take if it waited for no other rank, by the kinds of :data:`STANDALONE`. More than measured if its
-    loader's workers prepare batches, or its host issues work, while it waits for others. A missing kind is as measured."""
+    """[N, R] ns that each rank would take if it waited for no other rank, by the kinds of work in :data:`STANDALONE`. This is more than
+    measured if the rank's loader workers prepare batches, or its host issues work, while it waits for others. For a missing kind, it is as
+    measured."""
     issue_time_ns: Array = _UNSET
     """[N, R] ns that the rank's host needs to issue the step, a lower bound of the rank's step time (see :mod:`.standalone_times`); 0
     if unknown."""
     ready: Array = _UNSET
-    """[N, K, R] when the rank's part could have started if the previous synchronisation had been over: before the arrival, if it was
-    queued."""
+    """[N, K, R] when the rank's part could have started if the collective before it had already ended. Earlier than the arrival if the part
+    was queued behind that collective."""
     queued_after: Ints | Array = _UNSET
-    """[N, K, R] place of the rank's collective, of any group, behind which its part was queued; -1 if it was not queued or this is
-    unknown."""
+    """[N, K, R] index k of the rank's collective (of any process group) behind which its part was queued; -1 if it was not queued, or if
+    this is unknown."""
     idle_after: dict[str, Array] = msgspec.field(default_factory=dict)
-    """[N, K, R] ns of the work that is idle time of the device after its host waited for it, by the kind of synchronisation (see
-    ``window.idle``). {} if there is none, or if it is unknown."""
+    """Kind of synchronisation → [N, K, R] ns of the segment in which the device is idle because its host had waited in such a
+    synchronisation (see ``window.idle``). {} if there is none, or if it is unknown."""
     on_device: bool = False
     """Whether collectives run on a device concurrently with the computation, which waits for only some of them (see ``replay.replay``)."""
     dependency_probability: Array = _UNSET
@@ -133,7 +134,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def last_arrival(self) -> Array:
-        """[N, K] when the last member arrives."""
+        """[N, K] when the last member arrived."""
         latest: Array = np.nanmax(self.arrival, axis=2)
         return latest
 
@@ -152,7 +153,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def exit_skew(self) -> Array:
-        """[N, K, R] own end minus common end; negative if the rank continues before the others."""
+        """[N, K, R] own end minus common end; negative if the rank continues earlier than most."""
         return self.end - self.common_end[:, :, None]
 
     @cached_property
@@ -175,10 +176,11 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         return segment_classes(self.syncs, self.arrival.shape[2])
 
     def released_at(self, k: int, arrival: Array | None = None) -> Array:
-        """[N, members] time at which each member may leave: the last arrival. ``arrival`` [N, members] replaces the measured arrivals.
+        """[N, members] when each member may leave the synchronisation: at the last arrival, except at a broadcast. ``arrival`` [N, members]
+        replaces the measured arrivals.
 
-        At a broadcast it is the root's arrival, but the last arrival for members that left after that in the run: whether a broadcast
-        synchronises all members depends on its algorithm (trees forward data, small messages are buffered).
+        A member may leave a broadcast when it and the root have arrived. But if in the run it left after the last arrival, it is assumed to
+        wait for all members: whether a broadcast does so depends on its algorithm (trees forward data, small messages are buffered).
         """
         sync = self.syncs[k]
         members = list(sync.members)
@@ -205,10 +207,12 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def work_standalone(self) -> Array:
-        """[N, K, R, C] ns of work, with the waits for data and for the host that the rank would have without other ranks."""
+        """[N, K, R, C] ns of ``work``, in which the waits for data and for the host are as long as they would be if the rank waited for no
+        other."""
         work = self.work.copy() if self.standalone_ns else self.work
         if LateCause.DATA in self.standalone_ns:
-            # Missing time goes to the segments in which this rank waits for data, else to those in which any rank does.
+            # The missing time is added to the segments in which this rank waits for data; if there are none, to those in which any rank
+            # does.
             data = work[..., INDEX[Component.DATA]]
             own = np.where(data.sum(axis=1, keepdims=True) > 0, data, data.sum(axis=2, keepdims=True))
             missing = np.clip(self.standalone_ns[LateCause.DATA] - data.sum(axis=1), 0, None)
@@ -218,7 +222,8 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         return work
 
     def _add_standalone_host(self, work: Array) -> None:
-        """Add the hidden idle time to ``work``, in the segments in which the device of the rank with the most visible idle time is idle."""
+        """Add to ``work`` the idle time that waiting for other ranks hid. It is distributed over segments as on the rank with the most
+        visible idle time."""
         columns = [INDEX[component] for component in (Component.DATA, *STANDALONE[LateCause.HOST])]
         idle = work[..., columns]
         was_ready = (
@@ -241,7 +246,8 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     def with_overlap(self, work: Array) -> Array:
         """[N, K, R, C] ns of ``work`` and of the work that overlapped with the previous synchronisation.
 
-        Work that overlaps with the cycle's last synchronisation belongs to the next cycle. The cycle begins with ``carried_in``.
+        Work that overlaps with the cycle's last synchronisation counts in the next cycle: that of the previous cycle (``carried_in``) is
+        added to the first segment.
         """
         if self.hidden is None:
             return work
@@ -256,7 +262,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def duration(self) -> Array:
-        """[N] ns from the previous cycle's latest end to this cycle's."""
+        """[N] ns from the latest end in the previous cycle to the latest end in this one."""
         length: Array = np.nanmax(self.end, axis=(1, 2)) - np.nanmax(self.begin, axis=1)
         return length
 
@@ -274,7 +280,7 @@ class RankSteps(msgspec.Struct, frozen=True):
     micro_batches: Array
     """[N] backward passes."""
     cpu: Array | None = None
-    """[N] CPU time of the training thread, ns; NaN if unknown. None if it does not compute the whole step."""
+    """[N] CPU time of the training thread, ns; NaN if unknown. None if a device does the computation."""
     elements: Array | None = None
     """[N] elements of the inputs of forward passes; in traces with shapes, amount of work of all operators (see
     ``window.Window.elements``). Used if samples are unknown or differ in size. NaN if unknown."""
@@ -299,7 +305,7 @@ class Graph(msgspec.Struct, frozen=True):
     refused: str | None = None
     clock_error_ns: float | None = None
     coverage: MatchCoverage | None = None
-    """How many collectives were found on all ranks; for a window."""
+    """For a window: how many collectives were found on all ranks."""
 
     @property
     def cycles(self) -> int:
@@ -323,12 +329,13 @@ class Graph(msgspec.Struct, frozen=True):
 
 
 class SegmentClasses(msgspec.Struct, frozen=True):
-    """Classes of corresponding segments: the K segments of R ranks as S parts of a step. A rank has each part at most once."""
+    """Classes of corresponding segments. Each class is a part of the step: the K segments of R ranks become S parts. A rank has at most one
+    segment in each."""
 
     part: Ints
-    """[K, R] part of the step; -1 if the rank is no member of the synchronisation that ends the segment."""
+    """[K, R] the part to which the segment belongs; -1 if the rank is no member of the synchronisation that ends the segment."""
     segment: Ints
-    """[S, R] segment of each part; -1 if the rank has no such part."""
+    """[S, R] the segment of each part; -1 if the rank has no such part."""
 
     def by_class(self, values: Array) -> Array:
         """Return ``values`` [N, K, R, ...] as [N, S, R, ...]; 0 if a rank has no such part."""

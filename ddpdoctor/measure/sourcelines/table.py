@@ -1,17 +1,18 @@
 """All stack samples of a run as one table: time, step, activity of the training thread, and call stack of each sample.
 
-Select rows with :class:`RankSamples`; :meth:`Samples.weights` sums them up by stack.
+Use :class:`RankSamples` to select rows, and :meth:`Samples.weights` to add up the selected rows by stack.
 
-Samples that waited for the GIL are corrected: they are attributed to the line that held it.
+The sampling thread needs the GIL, so a sample may be taken late; such samples are attributed to the line that held the GIL.
 
-A sample is due at a random moment, and is taken when the sampling thread gets the GIL. After 5 ms of waiting that thread requests it
-(``sys.getswitchinterval``), and the sample then shows the line that held the GIL. If the training thread releases it earlier, at a call
-into torch or the system, the sample shows that call, but the line that held the GIL ran just before. If a preceding line on the same
-call path held the GIL in other samples, on any rank, the sample is attributed to it; otherwise only the line that ran next (the
-*follower*) is known. A call that mostly releases the GIL by itself never counts as holding it.
+A sample is due at a random moment, and is taken when the sampling thread gets the GIL. After waiting for 5 ms (``sys.getswitchinterval``)
+that thread requests the GIL, and then the sample shows the line that held it. If the training thread releases the GIL earlier, at a call
+into torch or the system, the sample shows that call, although the line that held the GIL is one that ran just before. If a preceding line
+on the same call path held the GIL in other samples, on any rank, the sample is attributed to it; otherwise it stays with the line that it
+shows (the *follower*). A call that mostly releases the GIL by itself never counts as holding it.
 
-Burst samples (taken in close succession) start to wait when such work starts. The first one of a burst that requests the GIL represents
-the first 5 ms of the work, as do the ordinary samples that show a follower. The larger of the two estimates counts.
+Burst samples are taken in close succession, so one of them begins to wait as soon as some work takes the GIL. If its wait ends with a
+request, it represents the first 5 ms of that work. The ordinary samples that show a follower represent the same 5 ms, so the larger of the
+two estimates is used.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ from ddpdoctor.rundir import HELD_NS, EventKind
 GIL_REQUEST_NS = 5_000_000
 """Wait after which Python makes the thread that holds the GIL release it (``sys.getswitchinterval``)."""
 _BURST_PAUSE_NS = 700_000
-"""Longest pause between burst samples without waiting for the GIL."""
+"""Longest pause between two burst samples if the second did not have to wait for the GIL."""
 
 _MIN_REQUESTED_SHARE = 0.1
-"""A call at which fewer than this share of the samples requested the GIL counts as releasing it. Work of 5.5 ms requests it in one
-of ten samples; if other work ends at the request, the sample occasionally shows the next call."""
+"""A call releases the GIL by itself if it has fewer samples that requested the GIL than this share of its line's samples that got it
+earlier. Of samples during work of 5.5 ms, one in ten has to request it. Occasional requests prove nothing: if other work ends just at the
+request, the sample shows the next call."""
 
 _TORCH_FILES = ("/site-packages/torch/", "/dist-packages/torch/")
 """Parts of the paths of torch's files."""
 _HOOK_FILES = "ddpdoctor/hook/"
-"""Part of the paths of the recording's own files, such as those that close the profiler: not work of the job."""
+"""Part of the paths of the hook's own files, such as the one that closes the profiler. Their lines are not work of the job."""
 _TORCH = CodeLine(_TORCH_FILES[0], 0, "")
-"""Represents all lines of torch, which releases the GIL in every operator."""
+"""Represents all lines of torch: they need not be distinguished, because torch releases the GIL in every operator."""
 
 
 class CallStack(msgspec.Struct, frozen=True):
@@ -71,24 +73,25 @@ class CallStack(msgspec.Struct, frozen=True):
 
 
 def moments_of(samples: Ints) -> Ints:
-    """[S] moment of the work shown by each of the ``samples`` [S, 4], epoch ns: when the sample was due if the GIL was released
-    without a request, otherwise when it was taken."""
+    """[S] moment of the work that each of the ``samples`` [S, 4] stands for, epoch ns: if the sample waited for the GIL but got it without
+    a request, when it was due; otherwise when it was taken."""
     held_ns = samples[:, 3]
     return samples[:, 0] - np.where((held_ns >= HELD_NS) & (held_ns < GIL_REQUEST_NS), held_ns, 0)
 
 
 class GilOwners(msgspec.Struct, frozen=True):
-    """M pairs of a stack and another one that may have held the GIL just before it."""
+    """M pairs of stacks: a follower, and an owner that may have held the GIL just before it."""
 
     follower: Ints
-    """[M] the stack that a sample shows, which did not hold the GIL."""
+    """[M] the stack that samples show, although it did not hold the GIL."""
     owner: Ints
-    """[M] the stack that held it before; for each follower, the likeliest last."""
+    """[M] a stack that may have held the GIL just before; of each follower's owners, the likeliest is last."""
     share: Array
     """[M] probability of the owner; sums to 1 for each follower."""
 
     def take_from(self, following: Array) -> Array:
-        """[K] weight by stack that owners get from their followers. Sets the followers in ``following`` [K] to 0."""
+        """[K] weights that owners get from their followers, by stack. Changes ``following`` [K], the weights of followers: those with
+        owners become 0."""
         taken = np.bincount(self.owner, self.share * following[self.follower], len(following))
         following[self.follower] = 0.0
         return taken.astype(float)
@@ -97,12 +100,12 @@ class GilOwners(msgspec.Struct, frozen=True):
 def gil_owners_of(
     stacks: dict[CallStack, int], stack: Ints, waited_ns: Ints, in_training: Mask, in_forward: Mask
 ) -> tuple[Mask, GilOwners]:
-    """([S] whether each sample shows a follower, the likely owners of the GIL).
+    """([S] whether each sample shows a follower, likely owners of the GIL for each follower).
 
-    ``stack`` [S]: stack that each sample of all ranks shows, -1 if unknown; ``waited_ns`` [S]: its wait. Only samples ``in_training`` [S]
-    show owners: code that holds the GIL during start-up, such as imports, does not run before the lines of a step. Samples ``in_forward``
-    [S] have owners that hold the GIL in a forward pass, all others have owners that hold it elsewhere. Owners without samples are added to
-    ``stacks`` (stack → number).
+    ``stack`` [S]: stack that each sample of all ranks shows, -1 if unknown; ``waited_ns`` [S]: its wait. Owners are found only from samples
+    ``in_training`` [S], because code that holds the GIL during start-up, such as imports, does not run just before the lines of a step.
+    Followers in a forward pass (``in_forward`` [S]) have only owners that hold the GIL there, others only owners that hold it elsewhere.
+    Owners without samples are added to ``stacks`` (stack → number).
     """
     holders, releases = _holders_and_releasers(list(stacks), np.where(in_training, stack, -1), waited_ns)
     follows = (waited_ns >= HELD_NS) & ((waited_ns < GIL_REQUEST_NS) | np.append(releases, False)[stack])
@@ -113,7 +116,7 @@ def gil_owners_of(
 
     @cache
     def before(lines: Stack, inside: bool) -> tuple[Ints, Array]:
-        # Of one sample, it is not sure in which phase of the step it was taken.
+        # An owner with a single sample may belong to followers of both kinds: it is uncertain in which phase its sample was taken.
         nearest = _likely_owners(
             lines, {each: n for each, n in holders.items() if n == 1 or (each in held_inside) == inside}
         )
@@ -136,15 +139,15 @@ def _mostly(stack: Ints, chosen: Mask, count: int) -> Mask:
 
 
 def _merged(stack: CallStack) -> CallStack:
-    """The stack with one innermost line for all of torch's."""
+    """The stack, with its innermost line replaced by ``_TORCH`` if that is in torch."""
     return CallStack(stack.lines, _TORCH) if stack.in_torch else stack
 
 
 def _holders_and_releasers(
     stacks: Sequence[CallStack], stack: Ints, waited_ns: Ints
 ) -> tuple[dict[CallStack, int], Mask]:
-    """(stacks that hold the GIL → number of their samples that requested it, [K] which of the ``stacks`` release it by themselves).
-    All innermost lines in torch count as one."""
+    """(stack that holds the GIL → number of its samples for which the GIL was requested, [K] which of the ``stacks`` release it by
+    themselves). All innermost lines in torch count as one."""
     places: dict[CallStack, int] = {}
     place = np.array([places.setdefault(_merged(each), len(places)) for each in stacks], np.int64)
     asked, following = (
@@ -164,7 +167,7 @@ def _holders_and_releasers(
 
 
 def _likely_owners(stack: Stack, holders: Mapping[CallStack, int]) -> list[CallStack]:
-    """Stacks that may hold the GIL just before ``stack``, the likeliest last; [] if none is known."""
+    """The ``holders`` nearest to ``stack``, which may have held the GIL just before it, the likeliest last; [] if none is known."""
     distances = {each: distance for each in holders if (distance := _distance(stack, each.lines)) is not None}
     least = min(distances.values(), default=None)
     return sorted(
@@ -173,8 +176,8 @@ def _likely_owners(stack: Stack, holders: Mapping[CallStack, int]) -> list[CallS
 
 
 def _distance(follower: Stack, owner: Stack) -> tuple[int, bool, int] | None:
-    """Sort key, nearest first: by the number of common callers, then lines above the follower in the same function by distance, then lines
-    below it (as in a loop). None if the order of the stacks is unknown."""
+    """Sort key of owners, nearest first: those with most common callers; of these, lines above the follower in the same function by
+    distance, then lines below it (which run before it in a loop). None if it is unknown which runs first."""
     common = 0
     for a, b in zip(reversed(follower), reversed(owner), strict=False):
         if (a.file, a.function) != (b.file, b.function):
@@ -186,8 +189,8 @@ def _distance(follower: Stack, owner: Stack) -> tuple[int, bool, int] | None:
 
 
 def begin_wait(taken_ns: Ints, waited_ns: Ints, *others: Ints) -> Mask:
-    """[L] which burst samples begin a wait for the GIL instead of continuing that of the previous sample. A change in any of the
-    ``others`` [L] also begins a new one."""
+    """[L] which burst samples begin a new wait for the GIL; the others were taken in the same wait as the previous sample. A change in any
+    of the ``others`` [L], such as the step, also begins a new wait."""
     continues = taken_ns[1:] - waited_ns[1:] - taken_ns[:-1] < HELD_NS + _BURST_PAUSE_NS
     for values in others:
         continues &= values[1:] == values[:-1]
@@ -202,7 +205,7 @@ EVENTS: dict[Component, tuple[EventKind, ...]] = {
     Component.COLLECTION: (EventKind.COLLECTION,),
     Component.CHECKPOINT: (EventKind.SAVE,),
 }
-"""Component → kinds of events whose calling line is reported if there are no samples."""
+"""Component → kinds of events that contain its samples, and whose calling line is reported if there are no samples."""
 _INSIDE_EVENTS = (
     *dict.fromkeys(kind for kinds in EVENTS.values() for kind in kinds),
     EventKind.COLLECTIVE,
@@ -210,12 +213,13 @@ _INSIDE_EVENTS = (
     EventKind.WAIT,
     EventKind.LOAD,
 )
-"""Events that are not the rank's own Python code. The forward pass has a separate bit."""
+"""Kinds of events during which the thread does not run the job's own Python code between phases. The forward pass is treated separately
+(``_FORWARD``)."""
 _BITS = {kind.value: 1 << place for place, kind in enumerate((*_INSIDE_EVENTS, EventKind.FORWARD))}
 _FORWARD = _BITS[EventKind.FORWARD.value]
 _AFTER_COLLECTION_NS = 2_000_000
-"""The sampling thread cannot run during a garbage collection. It runs right after it, when the thread is still at the line that
-collected."""
+"""Samples up to this long after a garbage collection count as taken in it. The sampling thread cannot run during a collection, but runs
+right afterwards, when the training thread is still at the line that collected."""
 
 
 def kinds_of(components: Iterable[Component]) -> set[EventKind]:
@@ -231,11 +235,11 @@ class Kind(IntEnum):
     FOLLOWING = 1
     """Ordinary sample that shows the line after the one that held the GIL."""
     BURST = 2
-    """First burst sample of a wait that ended with a request for the GIL."""
+    """Burst sample that was the first to wait for the GIL during some work, and got it by a request."""
 
 
 class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """Samples of one rank in the order in which they were taken, burst samples last; S rows, N steps."""
+    """Samples of one rank: S rows, of ordinary samples in the order in which they were taken, followed by burst samples; N steps."""
 
     log: RankLog
     time_ns: Ints
@@ -264,12 +268,12 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def _gap(self) -> Ints:
-        """[S] index of the kind of gap between phases that contains each sample; -1: none."""
+        """[S] index of the kind of the gap between phases in which each sample was taken; -1 if in none."""
         return self.log.activities.gaps.kind_at(self.time_ns - self.log.activities.origin_ns)
 
     @cached_property
     def per_burst(self) -> float:
-        """Number of ordinary samples that a burst sample represents: those in ``GIL_REQUEST_NS``."""
+        """Number of ordinary samples that a burst sample represents: as many as are taken on average in ``GIL_REQUEST_NS``."""
         in_steps = np.count_nonzero((self.step >= 0) & (self.kind != Kind.BURST))
         return GIL_REQUEST_NS * in_steps / max(self.log.burst_ns, 1)
 
@@ -304,7 +308,7 @@ class Weights(msgspec.Struct, frozen=True):
     before: Array
     """Samples that show a follower, attributed to the stacks that probably held the GIL."""
     following: Array
-    """The other samples that show a follower, attributed to that."""
+    """The other samples that show a follower, attributed to the follower, because no owner is known."""
     burst: Array
     """Burst samples, scaled to ordinary ones: another estimate of ``before``."""
 
@@ -383,7 +387,7 @@ def _stack_numbers(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> In
     """[S] number of the stack that each row shows, -1 for none. New stacks are added to ``stacks``."""
     of_user = np.unique(rows[:, 1], return_inverse=True)[1]
     innermost, of_innermost = np.unique(rows[:, 2], return_inverse=True)
-    # The ids are untrusted input and may be too large to combine two into one number.
+    # Combines the positions of the ids, not the ids: these are untrusted input, and two of them may not fit into one number.
     both = of_user * len(innermost) + of_innermost
     _, first, which = np.unique(both, return_index=True, return_inverse=True)
     numbers = np.full(len(first), -1)

@@ -1,7 +1,8 @@
-"""Finds steps that are longer than the others, and their pattern: single steps, every n-th step, from some step on, or steady growth.
+"""Finds steps that are longer than the others, and their pattern: single steps, every n-th step, all steps from some step on, or steadily
+growing steps.
 
-The length of a step is the time between its last rank's end and the previous one. The typical length is a running quantile, so that
-a slow drift does not count as pauses.
+The length of a step is the time from the moment when the last rank ended the previous step to the moment when the last rank ends this one.
+The typical length is a running quantile, so that a slow drift does not count as pauses.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class PatternKind(StrEnum):
     """A few single steps."""
     EVERY_NTH = "every_nth"
     FROM_STEP = "from_step"
-    """A level change, longer or shorter, up to the next change or the end."""
+    """The step length changes, up or down, and stays so until the next change or the end."""
     GROWING = "growing"
     """The step length rises steadily."""
 
@@ -37,8 +38,8 @@ class StepPattern(msgspec.Struct, frozen=True):
     steps: list[int]
     """Numbers of these steps; of a level change or growth, the first and the last."""
     extra_s: float
-    """Total excess of these steps over the typical length, seconds. Of a level change: excess of the slower side over the faster level.
-    Never negative."""
+    """Total excess of these steps over the typical length, seconds; of a level change, that of the steps on the slower side over the level
+    of the faster side. Never negative."""
     every: int | None = None
     """Period in steps, for :attr:`PatternKind.EVERY_NTH`."""
     hits: int | None = None
@@ -52,12 +53,12 @@ class StepPattern(msgspec.Struct, frozen=True):
 
     @property
     def recurs(self) -> bool:
-        """Whether it is more than ``most_pauses`` single steps."""
+        """Whether it is a pattern that may go on: any but ``most_pauses`` single steps or fewer."""
         return self.kind is not PatternKind.ONCE or len(self.steps) > _TUNING.most_pauses
 
     def long_and_usual_steps(self, numbers: Ints) -> tuple[Mask, Mask]:
-        """Two masks [N] of the steps ``numbers``: the longer ones, and the typical ones to compare them with. For a growth, the typical
-        steps are its first quarter and the longer ones the rest."""
+        """Two masks [N] of the steps ``numbers``: the longer ones, and typical ones to compare them with. Of growth, the first quarter is
+        typical and the rest is longer."""
         first, last = self.steps[0], self.steps[-1]
         match self.kind:
             case PatternKind.FROM_STEP:
@@ -79,55 +80,57 @@ class Tuning(msgspec.Struct, frozen=True):
     """Thresholds for unusual steps."""
 
     fewest: int = 20
-    """Fewest steps for a typical length."""
+    """Minimum number of steps for which a typical length is determined."""
     window: int = 101
-    """Steps of the running quantile; odd."""
+    """Number of steps in the window of the running quantile; odd."""
     scatters: float = 6.0
-    """A long step exceeds the typical length by this multiple of the scatter (1.4826 x the median absolute deviation). This holds for one
-    step in 10^9 of normally distributed lengths, and for 1 in 200 with heavy tails (Student's t, 3 degrees of freedom)."""
+    """A long step exceeds the typical length by this multiple of the scatter (1.4826 x the median absolute deviation). By chance, one step
+    in 10^9 does if lengths are normally distributed, and 1 in 200 if they have heavy tails (Student's t, 3 degrees of freedom)."""
     share: float = 0.25
     """A long step exceeds the typical length by at least this share of it."""
     beyond_lengths: tuple[float, ...] = (0.0, 1.0, 4.0)
-    """A period is searched for among the long steps whose excess is at least this multiple of the typical length, for each value."""
+    """For each of these values, a period is searched for among the long steps whose excess is at least this multiple of the typical
+    length."""
     slots: int = 4
-    """Fewest long steps of a period."""
+    """Minimum number of long steps with the same period."""
     usual: float = 0.3
     """Quantile of the surrounding lengths that is a step's typical length."""
     regular: float = 0.9
-    """Fewest of the steps at multiples of the period that must be long, as a share."""
+    """Minimum share of long steps among the steps at multiples of the period."""
     between: float = 0.3
-    """Most of the other steps that may be long, as a share."""
+    """Maximum share of long steps among the other steps."""
     by_chance: float = 0.01
-    """Largest expected number of equally good periods among random long steps, over all periods and phases tried."""
+    """A period is accepted if, in all periods and phases tried, at most this many equally good ones are expected by chance."""
     farthest: int = 5000
     """Longest period tried, in steps."""
     pause_s: float = 1.0
     """A single long step is a pause if its excess is at least this many seconds."""
     pause_lengths: float = 10.0
-    """It is also a pause if its excess is at least this multiple of the typical length."""
+    """A single long step is also a pause if its excess is at least this multiple of the typical length."""
     most_pauses: int = 2
-    """Most pauses that need to meet only one of ``pause_s`` and ``pause_lengths``; if there are more, each must meet both."""
+    """If more steps than this reach ``pause_s`` or ``pause_lengths``, only those that reach both are pauses."""
     rare: float = 0.02
-    """Largest share of the steps that may be such pauses."""
+    """Maximum share of steps that may be pauses; if there are more, these are not single steps."""
     level: float = 0.05
-    """Smallest relative level change in a series of ``blocks`` blocks. With n blocks it is larger by sqrt(blocks / n): the noise of
-    neighbouring steps is often correlated."""
+    """Minimum relative level change in a series of ``blocks`` blocks. In a shorter series of n blocks it is larger, by a factor of
+    sqrt(blocks / n), because the noise of neighbouring steps is often correlated."""
     blocks: int = 160
-    """Most blocks into which the series is divided to find changes. A block is the median of neighbouring steps."""
+    """Maximum number of blocks into which the series is divided to find changes. The value of a block is the median of its steps."""
     fewest_in_block: int = 5
-    """Steps of a block: the median of fewer is noisy."""
+    """Minimum number of steps in a block: the median of fewer is noisy."""
     level_scatters: float = 3.0
     """A level change is at least this multiple of the scatter of the blocks around their levels."""
     fewest_blocks: int = 4
-    """Fewest blocks of one level."""
+    """Minimum number of blocks with the same level."""
     as_slow: float = 0.25
     """A further level belongs to the slower side if it exceeds the faster level by at least this share of the change."""
     most_changes: int = 4
-    """Most level changes searched for; more frequent alternation is noise."""
+    """Maximum number of level changes searched for; more frequent alternation is noise."""
     z_score: float = 4.0
-    """A series rises if Kendall's statistic exceeds this many standard deviations."""
+    """A series rises if Kendall's statistic exceeds this many of its standard deviations under randomness."""
     each_quarter: float = 0.1
-    """Least part of the growth from the median of each quarter to that of the next; on a straight line it is a third."""
+    """Growth is steady if from each quarter of the series to the next, the median increases by at least this part of the total increase. On
+    a straight line, it is a third each time."""
 
 
 _TUNING = Tuning()
@@ -163,7 +166,7 @@ def step_patterns(numbers: Ints, lengths_s: Array, counted: Mask) -> list[StepPa
 
 
 def usual_lengths(lengths: Array) -> Array:
-    """[N] running 30 % quantile of the lengths, seconds. Even if every second step is long, it follows the shorter ones."""
+    """[N] running 30 % quantile of the lengths, seconds. A 30 % quantile follows the shorter steps even if every second step is long."""
     half = min(_TUNING.window // 2, len(lengths) - 1)
     windows = sliding_window_view(np.pad(lengths, half, mode="reflect"), 2 * half + 1)
     place = int(_TUNING.usual * (2 * half + 1))
@@ -172,8 +175,8 @@ def usual_lengths(lengths: Array) -> Array:
 
 
 def without_run_ahead(numbers: Ints, lengths_s: Array) -> Array:
-    """[N] lengths without the effect of a host that issues work ahead of its device. Such a host's steps are short, except those in which
-    it waits for the device, for example to log a loss. The excess of these periodic steps is spread over the steps of the period."""
+    """[N] lengths without the effect of a host that issues work ahead of its device. For such a host steps are short, except those in which
+    it waits for the device, for example to log a loss. If these are periodic, their excess is spread over the steps of the period."""
     if len(numbers) < _TUNING.fewest:
         return lengths_s
     usual = usual_lengths(lengths_s)
@@ -194,15 +197,16 @@ def without_run_ahead(numbers: Ints, lengths_s: Array) -> Array:
 
 
 def long_steps(lengths: Array, usual: Array) -> Mask:
-    """[N] which steps are clearly longer than the typical length around them."""
+    """[N] which steps are clearly longer than the typical length of the steps around them."""
     extra = lengths - usual
     result: Mask = extra > np.maximum(_TUNING.scatters * _scatter(extra), _TUNING.share * usual)
     return result
 
 
 def _scatter(extra: Array) -> float:
-    """Scatter of the steps, from the steps shorter than typical, so that long ones do not count. If these are close together, their own
-    scatter is used: with alternating lengths the typical length may lie between the two."""
+    """Scatter of the steps, estimated from those that are shorter than typical, so that long steps have no influence. If the shorter ones
+    are close to each other, their scatter around their own median is used: if two lengths alternate, the typical length may lie between
+    them."""
     shorter = extra[extra < 0]
     if not len(shorter):
         return 0.0
@@ -211,8 +215,8 @@ def _scatter(extra: Array) -> float:
 
 
 def _costliest_period(numbers: Ints, is_long: Mask, extra: Array, usual: Array) -> StepPattern | None:
-    """The period that costs the most time, among the long steps and among the far longer ones: if lengths scatter widely, many steps
-    are long, and only the longest have a period."""
+    """The period that costs the most time. Periods are searched for among all long steps, and among only the far longer ones: if lengths
+    scatter widely, many steps are long, but only the longest may be periodic."""
     masks = [is_long & (extra >= lengths * usual) for lengths in _TUNING.beyond_lengths]
     sizes = [int(mask.sum()) for mask in masks]
     found = [
@@ -224,7 +228,7 @@ def _costliest_period(numbers: Ints, is_long: Mask, extra: Array, usual: Array) 
 
 
 def _period(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
-    """The shortest period at which nearly all steps are long and few others are, over the whole run or a part of it."""
+    """The shortest period whose steps are nearly all long, while few others are, in the whole run or a part of it."""
     at = numbers[is_long]
     if len(at) < _TUNING.slots:
         return None
@@ -242,7 +246,7 @@ def _period(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
         parts_tried = 1.0 if part == slice(None) else len(slots) ** 2 / 2
         if _is_period(every, in_phase[part], is_long[part], extra[part], parts_tried):
             steps = in_phase & is_long
-            # One or two far longer steps are pauses, not part of the period.
+            # One or two steps that are far longer than the other periodic ones are pauses, not part of the period.
             far = steps & (extra >= _TUNING.pause_lengths * np.median(extra[steps]))
             regular = steps & ~far if far.sum() <= _TUNING.most_pauses else steps
             return StepPattern(
@@ -257,8 +261,8 @@ def _period(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
 
 
 def _is_period_candidate(count: int, every: int, long: int, steps: int) -> bool:
-    """Quick test whether ``count`` of the ``long`` steps at one phase of the period are nearly all possible ones, or more than random
-    (Poisson tail bound)."""
+    """Quick test, before the exact one: whether ``count``, the number of the ``long`` steps at one phase of the period, is nearly the
+    maximum possible, or more than expected by chance (Poisson tail bound)."""
     if count < _TUNING.slots:
         return False
     if count >= _TUNING.regular * (steps // every) and long - count <= _TUNING.between * steps:
@@ -268,8 +272,9 @@ def _is_period_candidate(count: int, every: int, long: int, steps: int) -> bool:
 
 
 def _densest_part(hits: Mask, extra: Array) -> tuple[int, int]:
-    """First and last of the slots [M] of the part with enough ``hits``: all slots, or else the part with the largest surplus of hits.
-    Slots at either end with less than half the median excess of the hits are cut off."""
+    """Indices of the first and last slot of the part in which the period holds. ``hits`` [M]: which slots (steps at multiples of the
+    period) are long. The part is all slots if enough are long, or else the run of slots with the largest surplus of hits. From either end
+    of it, slots with less than half the median excess of the hits are cut off."""
     first, last = 0, len(hits) - 1
     if hits.mean() < _TUNING.regular:
         gained = np.cumsum(np.where(hits, 1.0 - _TUNING.regular, -_TUNING.regular))
@@ -284,7 +289,8 @@ def _densest_part(hits: Mask, extra: Array) -> tuple[int, int]:
 
 
 def _is_period(every: int, in_phase: Mask, is_long: Mask, extra: Array, parts_tried: float) -> bool:
-    """Whether nearly all steps ``in_phase`` and few others are long, among [M] consecutive steps; ``parts_tried``: how many were tried."""
+    """Whether, in M consecutive steps, nearly all steps ``in_phase`` and few others are long, and this is not chance. ``parts_tried``: how
+    many parts of the run were tried."""
     steps, chances = in_phase & is_long, int(in_phase.sum())
     hits = int(steps.sum())
     return (
@@ -295,8 +301,9 @@ def _is_period(every: int, in_phase: Mask, is_long: Mask, extra: Array, parts_tr
 
 
 def _expected_random_periods(every: int, steps: Mask, in_phase: Mask, extra: Array) -> float:
-    """Expected number of periods, up to this length, with as many long ``steps`` if long steps were random (Chernoff bound of the
-    binomial distribution). Long here: at least half the median excess of ``steps``; the rate is that of the other steps."""
+    """Expected number of periods up to this one that would have as many long ``steps`` by chance (Chernoff bound of the binomial
+    distribution). A step counts as long here if it has at least half the median excess of ``steps``. The probability of a long step is
+    estimated from the steps that are not ``in_phase``."""
     as_long = extra >= 0.5 * np.median(extra[steps])
     chances, others = int(in_phase.sum()), int((~in_phase).sum())
     rate = (int((as_long & ~in_phase).sum()) + 1) / (others + 2)
@@ -329,8 +336,7 @@ def pause_steps(lengths: Array, usual: Array) -> Mask:
 
 
 def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
-    """Level changes or growth, whichever fits the series better by the Bayesian information criterion with Laplace errors:
-    N log(mean absolute deviation) + parameters x log N."""
+    """Level changes or growth, whichever fits the series better by :func:`_criterion`."""
     per_block = max(_TUNING.fewest_in_block, -(-len(lengths) // _TUNING.blocks))
     count = len(lengths) // per_block
     if count < 2 * _TUNING.fewest_blocks:
@@ -343,7 +349,7 @@ def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
     place = np.arange(count, dtype=float)
     slope = trend(place, blocks, 0.9)
     line = slope.slope * place + np.median(blocks - slope.slope * place)
-    # If the growth accelerates, the line starts below all lengths.
+    # If the growth accelerates, the fitted line starts below all lengths.
     first, last = max(float(line[0]), float(blocks.min())), float(line[-1])
     grows = slope.z_score >= _TUNING.z_score and last - first >= 2 * _min_level_change(count) * first
     grows = grows and _is_throughout(blocks)
@@ -363,23 +369,26 @@ def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
 
 
 def _is_throughout(blocks: Array) -> bool:
-    """Whether the blocks get longer from each quarter of the series to the next: disturbances of a busy machine come and go."""
+    """Whether the blocks get longer from each quarter of the series to the next, unlike disturbances by a busy machine, which come and
+    go."""
     increases = np.diff([np.median(quarter) for quarter in np.array_split(blocks, _QUARTERS)])
     return bool((increases >= _TUNING.each_quarter * increases.sum()).all())
 
 
 def _min_level_change(blocks: int) -> float:
-    """Smallest relative level change in a series of this many blocks."""
+    """Minimum relative level change in a series of this many blocks, see ``Tuning.level``."""
     return _TUNING.level * math.sqrt(max(_TUNING.blocks / blocks, 1.0))
 
 
 def _criterion(deviations: Array, parameters: int) -> float:
+    """How badly a model fits, given the [N] deviations from it: N log(mean absolute deviation) + parameters x log N. This is the Bayesian
+    information criterion for Laplace errors (divided by 2), but with twice its penalty for parameters."""
     count = len(deviations)
     return count * float(np.log(max(np.abs(deviations).mean(), 1e-12))) + parameters * float(np.log(count))
 
 
 def _cuts(blocks: Array) -> list[int]:
-    """Indices of the blocks at which the level changes, in order."""
+    """Indices of the blocks at which a new level begins, in ascending order."""
     cuts: list[int] = []
     for _ in range(_TUNING.most_changes):
         edges = [0, *cuts, len(blocks)]
@@ -401,7 +410,8 @@ def _cuts(blocks: Array) -> list[int]:
 def _is_change(blocks: Array, cuts: Sequence[int], place: int) -> bool:
     edges = [0, *cuts, len(blocks)]
     before, after = (np.median(blocks[a:b]) for a, b in list(pairwise(edges))[place : place + 2])
-    # If blocks have one of two values, most may lie on the level: then only the differences of neighbours show the scatter.
+    # If blocks alternate between two values, most of them may equal the level, so that their scatter around it is 0. The differences
+    # between neighbours show the scatter in this case, too.
     spread = max(
         float(scatter_of(blocks - _piecewise_medians(blocks, cuts))),
         _NORMAL_PER_DIFFERENCE * float(np.abs(np.diff(blocks)).mean()),
@@ -411,7 +421,7 @@ def _is_change(blocks: Array, cuts: Sequence[int], place: int) -> bool:
 
 
 def _piecewise_medians(blocks: Array, cuts: Sequence[int]) -> Array:
-    """[N] the median of the part in which each block lies."""
+    """[N] for each block, the median of the part between two cuts in which it lies."""
     levels = [
         np.full(stop - start, np.median(blocks[start:stop]))
         for start, stop in pairwise([0, *cuts, len(blocks)])
@@ -420,20 +430,21 @@ def _piecewise_medians(blocks: Array, cuts: Sequence[int]) -> Array:
 
 
 def _exact_cut(lengths: Array, near: int, within: int) -> int:
-    """Position of a change in steps, within ``within`` steps of the block boundary ``near``."""
+    """Index of the step at which the level changes, within ``within`` steps of the block boundary ``near``."""
     start, stop = max(near - within, 0), min(near + within, len(lengths))
     around = np.log(np.maximum(lengths[start:stop], _LEAST_S))
     return start + best_split(around, 1)[0] if stop - start >= 2 else near
 
 
 def _changes(numbers: Ints, lengths: Array, cuts: Sequence[int]) -> list[StepPattern]:
-    """The largest change. Its slower side includes all further levels above the faster one by a quarter of the change, for example those
-    of a machine that becomes busier. Uncounted steps on that side (warm-up, profiler) are assumed to be as long as the counted ones."""
+    """The largest change only, or [] if there is none. Its slower side also includes the adjoining levels that exceed the faster level by
+    at least a quarter of the change, as when a machine gets busier in stages. Uncounted steps on that side (warm-up, profiler) are assumed
+    to be as long as the counted ones."""
     if not cuts:
         return []
     edges = [0, *cuts, len(lengths)]
     levels = [float(np.median(lengths[a:b])) for a, b in pairwise(edges)]
-    # Steps of a damaged log may have length zero.
+    # In a damaged log, steps may have length zero.
     place = int(np.abs(np.diff(np.log(np.maximum(levels, _LEAST_S)))).argmax()) + 1
     before, after = levels[place - 1], levels[place]
     fast = min(before, after)
@@ -445,7 +456,7 @@ def _changes(numbers: Ints, lengths: Array, cuts: Sequence[int]) -> list[StepPat
         first -= 1
     start, stop = edges[first], edges[last + 1]
     slow = float(np.median(lengths[start:stop]))
-    # From the levels, so that a pause after the change does not count.
+    # Computed from levels instead of lengths, so that a pause after the change does not count.
     beyond_s = sum((levels[n] - fast) * (edges[n + 1] - edges[n]) for n in range(first, last + 1))
     steps = int(numbers[stop - 1]) - (int(numbers[start]) if start else 0) + 1
     return [
