@@ -145,7 +145,11 @@ def _unexplained(
     reported = {path for rule_id in evaluated for path in rules.rules[rule_id].cost_paths}
     found: dict[str, tuple[float, str]] = {}
     for run, why in not_evaluated:
-        for cost, path in run.open_costs():
+        try:
+            costs = run.open_costs()
+        except Exception:  # as above: the failure is noted already
+            continue
+        for cost, path in costs:
             if path not in reported and cost["share"] >= least_share:
                 part = f"{words.ms(cost['ms_per_step'])} of a {words.ms(run.tree['steps']['mean_ms'])} step on average"
                 found.setdefault(

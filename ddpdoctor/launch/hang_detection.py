@@ -41,7 +41,8 @@ class Tuning:
     min_before_first_s: float = 60.0
     """Minimum limit before the first step: importing a framework from shared storage takes a minute."""
     after_death_s: float = 30.0
-    """Limit if a signal has ended a rank and others wait for it. (torchrun would end the others within a second.)"""
+    """Limit if a rank has ended with a signal or an exit code other than 0, and others wait for it. (torchrun would end the others within a
+    second.)"""
     long_phase_factor: float = 5.0
     """Factor on the limit (which gives 25 minutes by default) while a rank that does not wait evaluates, saves, loads or compiles. In
     healthy jobs, these phases may take long without any visible activity, for example while slow storage writes a checkpoint."""
@@ -158,7 +159,7 @@ class ProgressTracker:
             if user_limit_s is not None and waiting and not any(rank.alone for rank in left):
                 return user_limit_s
             return max(after_s * tuning.before_first_factor, tuning.min_before_first_s)
-        if dead and waiting and any(rank.end and rank.end["signal"] is not None for rank in dead):
+        if waiting and any(rank.end and (rank.end["signal"] is not None or rank.end["code"]) for rank in dead):
             return min(after_s, tuning.after_death_s)
         if any(rank.busy and not rank.waits for rank in left) and _have_exhausted_data(left):
             return after_s * tuning.after_last_factor

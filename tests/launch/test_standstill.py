@@ -248,9 +248,10 @@ def test_ranks_that_do_nothing_once_another_has_died_hang() -> None:
     assert after([*left, dead], 1000, None) is None
 
 
-def test_a_dead_rank_is_not_waited_for_long() -> None:
+@pytest.mark.parametrize("end", [{"signal": 9, "code": None}, {"signal": None, "code": 1}])
+def test_a_dead_rank_is_not_waited_for_long(end: dict[str, Any]) -> None:
     dead = a_rank(1)
-    dead.end = {"signal": 9, "code": None, "in_order": False}
+    dead.end = {**end, "in_order": False}
     found = after([waiting(0), dead], 35, None)
     assert found is not None and [rank.rank for rank in found.blocking] == [1]
 
