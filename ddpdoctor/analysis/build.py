@@ -85,7 +85,8 @@ def build_diagnosis(measured: MeasuredJob, options: Options) -> Diagnosis:
     is_unsure = measured.truncated is not None and not outcome.stopping
     if is_unsure:
         outcome = withheld(outcome, outcome.findings, str(measured.truncated))
-    matched = bool(facts.communication.matched) or not facts.communication.unmatched
+    found = facts.communication
+    matched = found.ranks_meet is not False or not (found.matched or found.unmatched)
     healthy, sentence = verdict(
         outcome,
         coverage=measured.coverage,

@@ -171,10 +171,6 @@ def _is_effect_of(rule_id: str, other_id: str, causes: Mapping[str, str]) -> boo
     return False
 
 
-_MIN_UNMATCHED_STEPS = 2
-"""Fewest steps for a verdict if collectives could not be matched."""
-
-
 def verdict(
     outcome: Outcome,
     *,
@@ -210,10 +206,10 @@ def _why_unknown(outcome: Outcome, coverage: Coverage, matched: bool, stopped: s
         return f"Cannot tell: {outcome.unexplained[0]}."
     if coverage.steps == 0 or not (outcome.checked or outcome.findings):
         return "Cannot tell: no training steps were measured, so there was nothing to check."
-    if not matched and coverage.ranks > 1 and coverage.steps < _MIN_UNMATCHED_STEPS:
+    if not matched and coverage.ranks > 1:
         return (
-            f"Cannot tell: the collectives of {coverage.ranks} ranks could not be matched, and fewer than two whole steps were "
-            "recorded on all ranks."
+            f"Cannot tell: the collectives of {coverage.ranks} ranks could not be matched, so late ranks cannot be found. Record the same "
+            "steps on all ranks."
         )
     return None
 

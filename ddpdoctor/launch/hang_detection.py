@@ -159,7 +159,9 @@ class ProgressTracker:
             if user_limit_s is not None and waiting and not any(rank.alone for rank in left):
                 return user_limit_s
             return max(after_s * tuning.before_first_factor, tuning.min_before_first_s)
-        if waiting and any(rank.end and (rank.end["signal"] is not None or rank.end["code"]) for rank in dead):
+        if waiting and any(
+            rank.end and (rank.end["signal"] is not None or rank.end["code"]) for rank in dead
+        ):
             return min(after_s, tuning.after_death_s)
         if any(rank.busy and not rank.waits for rank in left) and _have_exhausted_data(left):
             return after_s * tuning.after_last_factor

@@ -253,6 +253,8 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Fixed cost of one message: intercept of transfer time over bytes."""
     matched: int | None = None
     unmatched: int | None = None
+    ranks_meet: bool | None = None
+    """Whether the measured cycles end with collectives of the ranks. If not, which steps of different ranks are the same is unknown."""
     clock_error_us: float | None = None
     """Clock alignment error between ranks, at most."""
     slow_link_ranks: list[int] | None = None

@@ -147,8 +147,7 @@ def attribute(graph: Graph, *, short: bool = False) -> Attribution:
 
     ``short``: the graph is a window on devices, which is the only recording of the job.
     """
-    kinds = {sync.kind for group in graph.groups for sync in group.syncs}
-    if len(graph.ranks) < 2 or not graph.groups or SyncKind.STEP_END in kinds:
+    if len(graph.ranks) < 2 or not graph.groups or not graph.ranks_meet:
         # If ranks do not synchronise, they cannot make each other wait. (A ``STEP_END`` is only a mark, without waiting.)
         nothing = [np.zeros_like(group.work) for group in graph.groups]
         return Attribution(excess=nothing, gross_excess=nothing, stragglers={}, short=short)

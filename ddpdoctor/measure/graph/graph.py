@@ -31,7 +31,7 @@ from msgspec.structs import force_setattr, replace
 from ddpdoctor.measure.align import MatchCoverage
 from ddpdoctor.measure.numerics import Array, Ints, nan_median
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.taxonomy import INDEX, STANDALONE, Component, LateCause
+from ddpdoctor.measure.taxonomy import INDEX, STANDALONE, Component, LateCause, SyncKind
 
 READY_BATCH_SHARE = 0.02
 """If fetching a batch takes at most this share of a step, the batch was ready: its tensors arrive through shared memory and a queue within
@@ -316,6 +316,11 @@ class Graph(msgspec.Struct, frozen=True):
     def mean_cycle_ns(self) -> float:
         """Mean cycle length in ns, which is the mean step time on the critical path. NaN without cycles."""
         return float(self.lengths_ns.mean()) if self.groups else float("nan")
+
+    @property
+    def ranks_meet(self) -> bool:
+        """Whether the ranks synchronise in the cycles. If not, each rank's cycle ends with its own step."""
+        return not any(sync.kind == SyncKind.STEP_END for group in self.groups for sync in group.syncs)
 
     @property
     def lengths_ns(self) -> Array:

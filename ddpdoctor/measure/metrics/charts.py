@@ -62,9 +62,11 @@ def lateness_ns(group: CycleGroup) -> Array:
 
 
 def signed_lateness_ns(group: CycleGroup) -> Array:
-    """Return :func:`lateness_ns`, but negative if a rank is earlier."""
+    """Return :func:`lateness_ns`, but negative if a rank is earlier. 0 at step ends, at which the ranks do not meet: which steps of
+    different ranks are the same is then unknown."""
     own = group.arrival - _inherited_wait(group)
     later: Array = own - typical_arrival(own)
+    later[:, [k for k, sync in enumerate(group.syncs) if sync.kind == SyncKind.STEP_END]] = 0.0
     return later
 
 

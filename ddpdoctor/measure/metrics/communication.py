@@ -96,6 +96,7 @@ def communication_facts(
         latency_us=latency_us,
         matched=matched.matched,
         unmatched=matched.unmatched,
+        ranks_meet=graph.ranks_meet if graph.groups else None,
         clock_error_us=shown.clock_error_ns / 1e3 if shown.clock_error_ns is not None else None,
         slow_link_ranks=slow_link_ranks(compared, compared_hosts),
     )
