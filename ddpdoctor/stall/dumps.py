@@ -30,6 +30,8 @@ _CERTAIN_DUMP_NAME = re.compile(r"dump|flight|nccl", re.IGNORECASE)
 """Names for which a note is written even if the file is not regular (a FIFO, a broken link)."""
 _HEAD_BYTES = 1 << 16
 _JSON_MARKS = (b'"collective_seq_id"', b'"pg_config"', b'"record_id"', b'"nccl_version"', b'"pg_status"')
+_TRACE_MARKS = (b'"traceEvents"', b'"distributedInfo"', b'"schemaVersion"')
+"""Keys at the beginning of a torch.profiler trace, which has some of a dump's keys in its distributedInfo."""
 PICKLE = re.compile(rb"\x80[\x02-\x05]")
 
 
@@ -122,4 +124,5 @@ def _looks_like_dump(file: str) -> bool:
         )  # read_dump reports why it cannot be read
     if not head or PICKLE.match(head):
         return has_dump_name
-    return head.lstrip()[:1] in (b"{", b"[") and any(mark in head for mark in _JSON_MARKS)
+    has_marks = any(mark in head for mark in _JSON_MARKS) and not any(mark in head for mark in _TRACE_MARKS)
+    return head.lstrip()[:1] in (b"{", b"[") and has_marks

@@ -345,6 +345,20 @@ def test_a_bad_trace_beside_dumps_is_a_note(tmp_path, text):
     assert any("trace_0.json" in note for note in diagnosis.notes)
 
 
+def test_a_trace_with_a_dump_s_keys_is_no_dump(tmp_path):
+    """torch.profiler writes pg_config and nccl_version, too, and people name the files by rank."""
+    job = {
+        "backend": "nccl",
+        "rank": 0,
+        "world_size": 2,
+        "pg_config": [{"pg_name": "0"}],
+        "nccl_version": "2.27.5",
+    }
+    content = {"schemaVersion": 1, "distributedInfo": job, "traceEvents": []}
+    (tmp_path / "rank0.json").write_text(json.dumps(content))
+    assert not find_dumps([str(tmp_path)]).files
+
+
 def test_what_is_named_as_a_dump_and_is_none_costs_a_sentence(tmp_path):
     folder = Path(write(tmp_path, replace(data_parallel(8), host_stops={3: 10})))
     for rank in (5, 6):
