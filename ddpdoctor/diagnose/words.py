@@ -162,6 +162,12 @@ def line(where: Any) -> str:
     return f"{file_and_line(where)}{inside}"
 
 
+def _lines_of_ranks(where: Any) -> list[Mapping[str, Any]]:
+    """Those of several lines that are each of one rank."""
+    lines = where if isinstance(where, Sequence) and not isinstance(where, str) else []
+    return [each for each in lines if (each.get("process") or "").startswith("rank ")]
+
+
 def _preposition(where: Any) -> str:
     where = _first_own_line(where)
     return "just before" if isinstance(where, Mapping) and where.get("follows") else "at"
@@ -206,6 +212,10 @@ def at(where: Any, operation: str | None = None) -> str:
     samples show the line that ran next. Without a line, the annotation or operator: ' in the annotation "# sparse arch"'; "" without
     either."""
     text = line(where)
+    of_ranks = _lines_of_ranks(where)
+    if len(of_ranks) > 1:
+        *first, last = (f"{line(each)} on {each['process']}" for each in of_ranks)
+        return f" at {', '.join(first)} and {last}"
     if text or not operation:
         return f" {_preposition(where)} {text}" if text else ""
     return f" in {operation}" if _NAME.fullmatch(operation) else f' in the annotation "{operation}"'

@@ -72,7 +72,8 @@ class Where(CodeLine, frozen=True):
     through: Stack = ()
     """Lines of a framework between this line and torch, the innermost first; none if the line calls torch itself."""
     process: str | None = None
-    """The process that ran it: "worker 3 of rank 1", or "workers" of all ranks; null for the rank itself."""
+    """The process that ran it: "worker 3 of rank 1", or "workers" of all ranks; "rank 1" if several ranks are named, each with its own
+    line; else null."""
     inside: CodeLine | None = None
     """Library line that contains most of the samples at this line; null if there is none."""
     follows: bool = False

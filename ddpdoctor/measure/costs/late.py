@@ -280,9 +280,16 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
             fields["awake_ms"] = awake_longer_ms(context.graph, removal.work, positions)
     if removal.at_different_lines and positions:
         # One line for each of these ranks: the one with most work. The rank with most work comes first.
+        of_ranks = [
+            (position, where)
+            for position in main_stragglers(_by_rank(removal.work))
+            for where in context.lines.work(removal.components, [position], context.steps)[:1]
+        ]
         lines: list[Where] = []
-        for position in main_stragglers(_by_rank(removal.work)):
-            lines = joined(lines, context.lines.work(removal.components, [position], context.steps)[:1])
+        for position, where in of_ranks:
+            is_own = sum(where.stack[0] == other.stack[0] for _, other in of_ranks) == 1
+            rank = f"rank {context.graph.ranks[position]}" if is_own and len(of_ranks) > 1 else None
+            lines = joined(lines, [msgspec.structs.replace(where, process=rank)])
         fields["where"] = lines
     return context.cost(
         [without_work(removal.work)],
