@@ -94,7 +94,7 @@ def test_a_rank_without_its_steps(run, damage, words) -> None:
     damage(log)
     found = analyze(str(run), OPTIONS)
     (note,) = [note for note in found.notes if note.startswith("Rank 1: ") and "steps.jsonl" in note]
-    assert words in note and str(log) in note and "1 of 2 ranks could be analysed" in note
+    assert words in note and str(log) in note and "1 of 2 ranks could be analyzed" in note
     assert found.job.world_size == 2
 
 

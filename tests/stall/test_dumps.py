@@ -332,7 +332,7 @@ def test_a_stop_that_cannot_be_analysed_is_a_note(tmp_path, monkeypatch):
 
     monkeypatch.setattr(stall, "of_run", broken)
     diagnosis = analyze([str(Stopped(tmp_path / "run").path)])
-    assert "What stopped could not be analysed: RecursionError: too deep." in diagnosis.notes
+    assert "What stopped could not be analyzed: RecursionError: too deep." in diagnosis.notes
     assert diagnosis.steps.measured > 0
 
 
