@@ -230,7 +230,7 @@ def test_what_nobody_could_check_passes_no_gate(tmp_path) -> None:
     found = analyze(str(tmp_path), OPTIONS)
     assert not found.healthy and found.verdict.rule is None
     assert (
-        "step on average may be a problem, but host/python-work lacked data (not measured: which device the job uses)"
+        "step on average may be a problem, but host/python-work lacked data (not measured: the device type)"
         in found.verdict.headline
     )
     done = CliRunner().invoke(cli, gate)
