@@ -132,7 +132,7 @@ def _find_stop(inputs: Inputs) -> StopVerdict:
     try:
         return _stop_verdict(inputs)
     except Exception as error:  # reads files of a failed job, which may contain anything
-        return StopVerdict(HangFacts(), [], [f"What stopped could not be analysed: {_in_one_line(error)}."])
+        return StopVerdict(HangFacts(), [], [f"What stopped could not be analyzed: {_in_one_line(error)}."])
 
 
 def _stop_verdict(inputs: Inputs) -> StopVerdict:
@@ -294,7 +294,7 @@ def _attempts(prepared: PreparedJob) -> list[AttemptRecord]:
         prepared.inputs.notes.extend(notes)
         return attempts
     except Exception as error:
-        why = f"The attempts of the run could not be analysed: {_in_one_line(error)}."
+        why = f"The attempts of the run could not be analyzed: {_in_one_line(error)}."
         prepared.inputs.notes.append(Note(why))
         return []
 

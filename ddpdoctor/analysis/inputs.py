@@ -244,7 +244,7 @@ def no_data_reason(paths: Sequence[str], inputs: Inputs) -> str:
     if inputs.dumps.notes:
         return f"{where}: {inputs.dumps.notes[0]}"
     if not inputs.runs:
-        return f"{where}: nothing to analyse: neither a run directory of ddpdoctor nor a profiler trace nor a flight recorder dump."
+        return f"{where}: nothing to analyze: neither a run directory of ddpdoctor nor a profiler trace nor a flight recorder dump."
     reasons = [note for note in inputs.notes if note.code in (NoteCode.NO_RANK, NoteCode.UNREADABLE)]
     if inputs.logs:
         reasons = [note for note in reasons if STEPS_FILE in note.text]

@@ -203,10 +203,15 @@ def _unrecorded(old: Attempt | None, new: Attempt) -> int:
 
 
 def _unrecorded_note(count: int, number: int) -> Note:
-    which, are, whose = ("An attempt", "is", "its") if count == 1 else (f"{count} attempts", "are", "their")
+    which, is_, whose = (
+        ("one more attempt", "is", "its") if count == 1 else (f"{count} more attempts", "are", "their")
+    )
+    when = (
+        "Before recorded attempt 1" if number == 1 else f"Between recorded attempts {number - 1} and {number}"
+    )
     return Note(
-        f"{which} before attempt {number} {are} not in this recording; most likely {whose} ranks ended before they had created a "
-        "process group. The launcher's output may say why."
+        f"{when}, the launcher started {which}, which {is_} not in this recording; most likely {whose} ranks ended before they had "
+        "created a process group. The launcher's output may say why."
     )
 
 

@@ -274,7 +274,7 @@ def _wait_until_saved(run: Path, live: LiveRun, ranks: Sequence[Present], reques
     for rank in ranks:
         delete_requests(rank.spool, request.request, CAPTURE_ORDER)
     if why is not None:
-        raise UnusableInput(f"the window is cancelled, because {why}")
+        raise UnusableInput(f"the window is canceled, because {why}")
     live.update()  # ranks may have ended since
     ended = f"the job {'was killed' if live.gone else 'ended'} before it was saved"
     for number, state in states.items():

@@ -58,7 +58,7 @@ def run_and_present(
             "larger machine, has no limits of time and memory."
         )
     except Exception as error:
-        _say(f"the run could not be analysed; the recording is in {outcome.run}: {_error_text(error)}")
+        _say(f"the run could not be analyzed; the recording is in {outcome.run}: {_error_text(error)}")
     outcome.status.exit_this_process()
 
 
@@ -70,7 +70,7 @@ def _present(outcome: Outcome, report_options: ReportOptions, limit_s: float) ->
     elif not report_options.analysis:
         _say(*outcome.notes, f"recorded in {run}; `ddpdoctor analyze {run}` diagnoses it.")
     elif outcome.interrupted:
-        _say(*outcome.notes, f"recorded in {run}, not analysed because ddpdoctor was interrupted.")
+        _say(*outcome.notes, f"recorded in {run}, not analyzed because ddpdoctor was interrupted.")
     else:
         # In a child process, so that failures cannot change the job's exit code and manifest.
         run_in_child(lambda: _diagnose(run, report_options), limit_s)
@@ -95,7 +95,7 @@ def _diagnose(run: Path, report_options: ReportOptions) -> None:
     except MemoryError:
         raise
     except Exception as error:
-        _say(f"the run could not be analysed; the recording is in {run}: {_error_text(error)}")
+        _say(f"the run could not be analyzed; the recording is in {run}: {_error_text(error)}")
 
 
 def _diagnose_hanging(report_options: ReportOptions, run: Path) -> str:
@@ -104,7 +104,7 @@ def _diagnose_hanging(report_options: ReportOptions, run: Path) -> str:
         failed = _write_outputs(_diagnosis_of(run, report_options), run, report_options)
         return failed[0] if failed else f"report: {run / REPORT_FILE}"
     except BaseException as error:
-        return f"the recording in {run} could not be analysed yet: {type(error).__name__}: {error}"
+        return f"the recording in {run} could not be analyzed yet: {type(error).__name__}: {error}"
 
 
 def _diagnosis_of(run: Path, report_options: ReportOptions) -> Diagnosis:

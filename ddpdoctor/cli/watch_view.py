@@ -209,7 +209,7 @@ def _sparkline(run: LiveRun) -> list[Text]:
 
 def _gpu_table(run: LiveRun) -> Table | None:
     """Table of the GPUs of all hosts; None without values from NVML."""
-    table = _table_with_columns("GPU", "host", "utilisation", "memory used", "power", "temperature")
+    table = _table_with_columns("GPU", "host", "utilization", "memory used", "power", "temperature")
     for host, sample in sorted(run.samples.items()):
         for gpu in sample.get("gpus") or []:
             if table.row_count >= MAX_ROWS:

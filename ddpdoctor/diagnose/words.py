@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.measure.places import place_in_loop
 from ddpdoctor.nearest import did_you_mean
 from ddpdoctor.plain import plain
-from ddpdoctor.rundir import ranks_in_words
+from ddpdoctor.rundir import ranks_in_words, tensors_in_words
 
 if TYPE_CHECKING:
     import jinja2
@@ -231,12 +231,14 @@ def waiting(stop: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> st
     if stop["collective"]:
         text += f"in {stop['collective']}"
         text += f" with sequence number {stop['sequence']}" if stop["sequence"] is not None else ""
-        text += f" of process group {stop['group']}" if stop["group"] else ""
-        text += f" ({stop['tensors']})" if stop["tensors"] else ""
+        group = stop["group"] or ""
+        is_explained = not group or group.startswith("group ") or group.endswith(")")
+        text += f" of {'' if is_explained else 'process group '}{group}" if group else ""
+        text += f", of {tensors_in_words(stop['tensors'])}," if stop["tensors"] else ""
     else:
         text += "for other ranks"
     since = f" since {stop['since']}" if stop["since"] else ""
-    return f"{text}{at(stop['waits_at'])}{since}. "
+    return f"{text}{at(stop['waits_at'])}{since}".rstrip(",") + ". "
 
 
 def often(cost: Mapping[str, Any]) -> str:

@@ -48,13 +48,23 @@ def _not_matched(graphs: Graphs) -> Iterator[str]:
     found = window.coverage
     if found is None or not found.incomplete:
         return
-    reasons = {
-        "outside a rank's window": found.outside_window,
-        "without events of a rank": found.event_missing,
-        "after a rank's last recorded collective": found.rank_stopped,
-    }
-    why = "; ".join(f"{count} {what}" for what, count in reasons.items() if count)
-    yield f"{found.complete} of {found.complete + found.incomplete} collectives were matched on all their ranks; not matched: {why}."
+    reasons = [
+        (
+            found.outside_window,
+            "lies outside a rank's recorded window",
+            "lie outside a rank's recorded window",
+        ),
+        (found.event_missing, "lacks the event of a rank", "lack the event of a rank"),
+        (
+            found.rank_stopped,
+            "comes after a rank's last recorded collective",
+            "come after a rank's last recorded collective",
+        ),
+    ]
+    parts = [(count, one if count == 1 else many) for count, one, many in reasons if count]
+    why = ", ".join(f"{count} {what}" for count, what in parts)
+    rest = f"the other {why}" if len(parts) == 1 else f"of the other {found.incomplete}, {why}"
+    yield f"{found.complete} of {found.complete + found.incomplete} collectives were matched on all their ranks; {rest}."
 
 
 def _missing_ranks(graphs: Graphs) -> Iterator[str]:
@@ -155,9 +165,10 @@ def _unattributed_time(graphs: Graphs) -> Iterator[str]:
     unseen, idle = work.get(Component.UNSEEN, 0.0), work.get(Component.IDLE, 0.0)
     if unseen + idle < _TUNING.note_share:
         return
+    most = "" if min(unseen, idle) == 0.0 else "mostly, "
     why = (
-        "the ranks' profiler windows begin at different times, and the critical path runs through a rank whose window had not begun"
+        "the rank on the critical path was not yet being recorded, because the ranks' profiler windows begin at different times"
         if unseen >= idle
-        else "a device is idle, and no events of its host were recorded"
+        else "a device was idle, and no events of its host were recorded"
     )
-    yield f"{100 * (unseen + idle):.0f} % of the step cannot be attributed (other): {why}."
+    yield f"{100 * (unseen + idle):.0f} % of the step cannot be attributed (other): {most}{why}."

@@ -107,6 +107,7 @@ def _view(
         title=words.split_code(finding.title),
         ranks=words.rank_names(finding.ranks, all_ranks),
         cost=_cost_text(finding, prefix),
+        cost_label="Cost" if words.cost_in_total(finding) else "Cost per step",
         cost_range=words.cost_range(finding),
         share="" if finding.share is None else words.percent(finding.share),
         # Width of a bar, 0 to 100.
@@ -146,6 +147,22 @@ def first_rows(rows: Sequence[_Row], noun: str) -> tuple[Sequence[_Row], str]:
     return rows[
         :MAX_LISTED
     ], f"{words.count(omitted, f'more {noun}')} in the report's data." if omitted > 0 else ""
+
+
+def order_words(findings: Sequence[Finding]) -> str:
+    """A phrase on the order of ``findings`` if it is not that of their costs; "" if it is, or if the phrase does not describe it."""
+    from ddpdoctor.diagnose.verdict import BOUND_DISCOUNT
+
+    rows = [finding for finding in findings if not finding.caused_by]
+    costs = [finding.share or finding.share_of_run or 0.0 for finding in rows]
+    weights = [
+        cost / (BOUND_DISCOUNT if finding.at_most or finding.estimated else 1.0)
+        for cost, finding in zip(costs, rows, strict=True)
+    ]
+    known = [weight for weight in weights if weight]
+    if costs == sorted(costs, reverse=True) or known != sorted(known, reverse=True):
+        return ""
+    return f"order: by cost; ≤ and ≈ count 1/{BOUND_DISCOUNT:.0f}"
 
 
 def evidence_words(evidence: Evidence) -> str:

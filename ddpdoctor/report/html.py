@@ -308,7 +308,9 @@ MIN_STEPS_FOR_QUANTILES = 5
 def _main_view(diagnosis: Diagnosis, findings: Sequence[SimpleNamespace]) -> SimpleNamespace | None:
     main = main_finding(diagnosis)
     places = [index for index, finding in enumerate(diagnosis.findings[: len(findings)]) if finding is main]
-    return findings[places[0]] if places else None
+    if main is None or not places:
+        return None
+    return SimpleNamespace(**vars(findings[places[0]]) | {"ranks": words.who(main, diagnosis)})
 
 
 def _skipped_groups(rules: Sequence[SkippedRule]) -> list[tuple[str, Sequence[SkippedRule]]]:

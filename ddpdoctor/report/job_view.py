@@ -122,7 +122,7 @@ def _analysis_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     rows = [
         ("ddpdoctor", diagnosis.tool_version),
         ("Created", _utc_time(diagnosis.created_ns)),
-        ("Analysed", ", ".join(diagnosis.source)),
+        ("Analyzed", ", ".join(diagnosis.source)),
         (
             "Steps",
             f"{steps.measured:,} measured of {steps.count:,} (from {steps.source})" if steps.count else "",

@@ -37,7 +37,8 @@ def render_markdown(diagnosis: Diagnosis) -> str:
     if trainings := trainings_table(diagnosis):
         blocks.append(_table_markdown(trainings))
     if diagnosis.findings:
-        blocks.append(_findings_table(diagnosis.findings, words.all_ranks_label(diagnosis)))
+        unit = "" if words.step_label(diagnosis) == "recording" else " per step"
+        blocks.append(_findings_table(diagnosis.findings, words.all_ranks_label(diagnosis), unit))
     blocks += [
         finding_markdown(finding)
         for finding in diagnosis.findings[:DETAILED_FINDINGS]
@@ -81,14 +82,14 @@ def _trial_blocks(view: SimpleNamespace) -> list[str]:
     return [rows, *(escape(line) for line in (*view.notes, view.best) if line), *losses]
 
 
-def _findings_table(findings: list[Finding], all_ranks: str) -> str:
-    table = [["finding", "who", "costs per step", "speedup", "where"]]
+def _findings_table(findings: list[Finding], all_ranks: str, unit: str) -> str:
+    table = [["finding", "who", "cost", "speedup", "where"]]
     for finding in findings:
         prefix = words.cost_prefix(finding)
         cost = words.cost_in_total(finding) or (
             words.NO_COST
             if finding.costs_ms_per_step is None
-            else words.milliseconds(finding.costs_ms_per_step)
+            else f"{words.milliseconds(finding.costs_ms_per_step)}{unit}"
         )
         if finding.share is not None:
             ends = (words.cost_range(finding), words.percent(finding.share))

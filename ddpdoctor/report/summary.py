@@ -201,7 +201,8 @@ _MAX_OPERATIONS = 4
 _MIN_UNBUCKETED = 100
 """So many reductions per step are not those of DDP's buckets: a hundred buckets of the default 25 MiB would be 2.5 GiB of gradients."""
 _UNBUCKETED = " (each adds latency: reduce gradients in buckets, as DDP does)"
-_RUN_LABELS = words.RUN_LABELS | {
+_RUN_LABELS = {
+    "other": "other",
     "start": "start (imports, rendezvous)",
     "preparation": "preparation (model, data)",
 }
@@ -213,21 +214,45 @@ _MIN_OTHER_SHARE = 0.005
 
 def run_line(diagnosis: Diagnosis) -> str:
     """One line on the wall time of the run: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %
-    (steps at usual length / wall time)". Empty if the launcher's start and end are unknown."""
+    (400 steps × typical step time of 19.5 ms / wall time)". Empty if the launcher's start and end are unknown."""
     parts_s = words.run_parts(diagnosis, _MIN_PART_SHARE, _MIN_OTHER_SHARE)
     if not parts_s:
         return ""
     paused_at = next((location(each) for each in diagnosis.findings if each.rule == "run/pause"), "")
     where = {"pauses": f" at {paused_at}"} if paused_at else {}
     shown = " + ".join(
-        f"{_RUN_LABELS.get(part, part)} {words.seconds(value)}{where.get(part, '')}"
+        f"{_RUN_LABELS.get(part) or words.part(part, diagnosis)} {words.seconds(value)}{where.get(part, '')}"
         for part, value in parts_s.items()
     )
     goodput = words.number_fact(diagnosis, "run.goodput")
     share = (
-        "" if goodput is None else f"; goodput {words.percent(goodput)} (steps at usual length / wall time)"
+        ""
+        if goodput is None
+        else f"; goodput {words.percent(goodput)} ({goodput_formula(diagnosis, goodput)})"
     )
     return f"Run: {words.seconds(words.number_fact(diagnosis, 'run.wall_s'))} = {shown}{share}"
+
+
+def goodput_formula(diagnosis: Diagnosis, goodput: float) -> str:
+    """How the goodput was calculated: "243 steps × typical step time of 21.6 ms / wall time". The step time is the one that the
+    calculation used: the median of ordinary steps, or their mean if that is lower."""
+    wall_s, steps = words.number_fact(diagnosis, "run.wall_s"), _useful_steps(diagnosis)
+    if words.lookup(diagnosis.facts, "run.trainings"):
+        return "number of steps × typical step time of each training / wall time"
+    if not steps or not wall_s or not 0.0 < goodput < 1.0:
+        return "number of steps × typical step time / wall time"
+    step = words.milliseconds(1e3 * goodput * wall_s / steps)
+    return f"{words.count(steps, 'step')} × typical step time of {step} / wall time"
+
+
+def _useful_steps(diagnosis: Diagnosis) -> int:
+    """Number of steps of all attempts, without repeated ones; 0 if unknown."""
+    attempts = words.lookup(diagnosis.facts, "run.attempts")
+    if not isinstance(attempts, list) or len(attempts) < 2:
+        return round(words.number_fact(diagnosis, "run.steps") or 0.0)
+    counts = [each.get("steps") for each in attempts if isinstance(each, dict)]
+    repeated = round(words.number_fact(diagnosis, "run.restarts.repeated_steps") or 0.0)
+    return sum(count for count in counts if isinstance(count, int)) - repeated
 
 
 _MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "srun")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -54,26 +55,28 @@ def rank_table(diagnosis: Diagnosis) -> Table | None:
 
 
 def memory_line(diagnosis: Diagnosis) -> str:
-    """One line with the maximum memory over the ranks and the memory never used; "" if nothing is known."""
+    """One line with the peaks of memory, each on the rank that used most, and the memory never used; "" if nothing is known."""
     known = [rank.memory for rank in diagnosis.ranks if rank.memory is not None]
     process, workers = _largest(m.process_bytes for m in known), _largest(m.workers_bytes for m in known)
     tensors = _largest(m.allocated_peak_bytes for m in known)
     reserved = _largest(m.reserved_peak_bytes for m in known)
     total = _largest(m.device_total_bytes for m in known)
+    of_most = " on the rank that used most" if len(known) > 1 else ""
+    each = " per rank" if len(known) > 1 else ""
+    free = words.number_fact(diagnosis, "memory.headroom_bytes")
+    # The headroom is that of the devices, or of the host for a job on CPUs.
+    of_device = " of device memory" if reserved is None and diagnosis.job.device not in (None, "cpu") else ""
+    unused = "" if free is None else f"; at least {words.size(free)}{of_device}{each} was never used"
     pieces = []
     if reserved is not None:
         whole = "" if total is None else f" of {words.size(total)}"
-        took = "" if tensors is None else f", {words.size(tensors)} of it tensors"
-        pieces.append(f"device {words.size(reserved)} reserved{whole}{took}")
+        took = "" if tensors is None else f", up to {words.size(tensors)} of it by tensors"
+        pieces.append(f"peak device memory: {words.size(reserved)}{whole} reserved{of_most}{took}{unused}")
     if process is not None:
-        more = "" if workers is None else f", child processes {words.size(workers)}"
-        pieces.append(f"host: process {words.size(process)}{more}")
-    if not pieces:
-        return ""
-    free = words.number_fact(diagnosis, "memory.headroom_bytes")
-    if free is not None:
-        pieces.append(f"never used: {words.size(free)} per rank")
-    return f"peak memory of the fullest rank: {'; '.join(pieces)}"
+        more = "" if workers is None else f", up to {words.size(workers)} more in child processes"
+        at_least = "" if pieces else unused
+        pieces.append(f"peak host memory: {words.size(process)}{of_most}{more}{at_least}")
+    return "; ".join(pieces)
 
 
 def growing_memory(diagnosis: Diagnosis) -> list[Finding]:
@@ -111,7 +114,7 @@ def memory_table(diagnosis: Diagnosis) -> Table | None:
         for row, value in zip(rows, growth, strict=True):
             row.append(words.ABSENT if value is None else f"{words.size(value)} per hour")
     omitted = len(known) - len(rows)
-    title = "Memory" if not omitted else f"Memory of the {len(rows)} fullest ranks, of {len(known)}"
+    title = "Memory" if not omitted else f"Memory of the {len(rows)} ranks that use most, of {len(known)}"
     return Table(title, head, rows)
 
 
@@ -133,19 +136,22 @@ def attempts_table(diagnosis: Diagnosis) -> Table | None:
     rows = [
         [
             f"{'→ ' if each.is_measured else ''}{each.number}",
-            f"{words.seconds(each.started_s)} – {words.seconds(each.ended_s)}",
+            f"{words.seconds(each.started_s)} to {words.seconds(each.ended_s)}",
             words.ABSENT if each.world_size is None else str(each.world_size),
-            f"{each.steps:,}" if each.first_step is None else _steps(each.first_step, each.steps),
+            words.count(each.steps, "step")
+            if each.first_step is None
+            else _steps(each.first_step, each.steps),
             words.milliseconds(each.step_ms),
             words.ABSENT
             if each.checkpoint_step is None
-            else f"step {(each.first_step or 0) + each.checkpoint_step:,}",
+            # Without a known first step, it is the number in the attempt.
+            else f"{'its ' if each.first_step is None else ''}step {(each.first_step or 0) + each.checkpoint_step:,}",
             (each.ended or "unknown") + (f" at {place(each.where[0]).short}" if each.where else ""),
-            _first_finding(diagnosis, each),
+            _first_finding_of_attempt(diagnosis, each, is_last=each is shown[-1]),
         ]
         for each in shown
     ]
-    columns = ["attempt", "from – to", "ranks", "steps", "step", "last checkpoint", "how it ended"]
+    columns = ["attempt", "since launch", "ranks", "steps", "median step", "last checkpoint", "how it ended"]
     return Table(title, [*columns, "first finding"], rows)
 
 
@@ -166,8 +172,22 @@ def trainings_table(diagnosis: Diagnosis) -> Table | None:
         ]
         for each in shown
     ]
-    columns = ["training", "model", "parameters", "steps", "time", "step", "first finding"]
+    columns = ["training", "model", "parameters", "steps", "time", "median step", "first finding"]
     return Table(title, columns, rows)
+
+
+def _first_finding_of_attempt(diagnosis: Diagnosis, each: AttemptFacts, *, is_last: bool) -> str:
+    """The first finding on an attempt. Findings of ``hang/`` concern the end of the last attempt. Of an earlier one that failed, the end
+    comes first, and then the finding on its steps."""
+    rules = [finding.rule for finding in diagnosis.findings]
+    ends = [rule for rule in rules if rule.startswith("hang/")]
+    if is_last and ends:
+        return ends[0]
+    if each.is_measured:
+        found = next((rule for rule in rules if rule not in ends), "none")
+    else:
+        found = _first_finding(diagnosis, each)
+    return f"its end; then {found}" if each.ranks and found not in ("none", "not diagnosed") else found
 
 
 def _steps(first: int, count: int) -> str:
@@ -219,11 +239,11 @@ def hang_table(diagnosis: Diagnosis, max_ranks: int = HUNG_ROWS) -> Table | None
     columns = [
         ("rank", [f"{'→ ' if each.guilty else ''}{each.rank}" for each in shown]),
         ("host", [each.host or words.ABSENT for each in shown]),
-        ("step", [words.ABSENT if each.step is None else str(each.step) for each in shown]),
+        ("step in progress", [words.ABSENT if each.step is None else str(each.step) for each in shown]),
         ("in", [each.phase or words.ABSENT for each in shown]),
         ("state", [each.state or words.ABSENT for each in shown]),
         ("for", [words.seconds(each.since_s) for each in shown]),
-        ("collective", [each.collective or words.ABSENT for each in shown]),
+        (_collective_head(shown), [each.collective or words.ABSENT for each in shown]),
         ("line", [place(each.where).short if each.where else words.ABSENT for each in shown]),
     ]
     has_several_hosts = len({each.host for each in shown}) > 1
@@ -237,18 +257,36 @@ def hang_table(diagnosis: Diagnosis, max_ranks: int = HUNG_ROWS) -> Table | None
     still_hangs = hang.get("lasts") if isinstance(hang, dict) else None
     title = "Where each rank is" if still_hangs else "Where each rank was last seen"
     if isinstance(hang, dict) and hang.get("only_dumps"):
-        title = "State of each rank by its flight recorder dump"
-    notes = ["→: named above"] if any(each.guilty for each in shown) else []
+        title = "State of each rank according to its flight recorder dump"
+    notes = ["→: named above, listed first"] if any(each.guilty for each in shown) else []
     if omitted:
         states = {
             each.state for each in _guilty_first(diagnosis.standing, len(diagnosis.standing))[max_ranks:]
         }
         common_state = next(iter(states)) if len(states) == 1 else None
         where = "`-v` shows" if max_ranks < HUNG_ROWS else "`--json F` has"
-        notes.append(f"{where} {omitted} more{f', each {common_state}' if common_state else ''}")
+        notes.append(f"{where} {omitted} more{_shared_state(common_state, omitted)}")
     title += words.in_parentheses("; ".join(notes))
     rows = [list(row) for row in zip(*(cells for _, cells in filled), strict=True)]
     return Table(title, [name for name, _ in filled], rows)
+
+
+_CALL_NUMBER = re.compile(r", call \d+$")
+"""End of a collective's text that comes from a rank's own log of its calls, in which the last call is known."""
+
+
+def _collective_head(shown: Sequence[Standing]) -> str:
+    """The head of the column of collectives. Flight recorders show the one in which a rank waits, or its first unfinished one."""
+    known = [each.collective for each in shown if each.collective]
+    is_last = all(_CALL_NUMBER.search(collective) for collective in known)
+    return "last collective issued" if is_last else "unfinished or last collective"
+
+
+def _shared_state(state: str | None, ranks: int) -> str:
+    """The state that all of the ranks have that a table omits, to follow their number; "" for None."""
+    if state == "waits for other ranks":
+        return ", waiting for other ranks" if ranks == 1 else ", all waiting for other ranks"
+    return f", {'' if ranks == 1 else 'all '}in the state: {state}" if state else ""
 
 
 def stacks(diagnosis: Diagnosis) -> list[Stack]:

@@ -30,6 +30,7 @@ from ddpdoctor.report.finding_view import (
     evidence_words,
     filled_columns,
     location,
+    order_words,
     place,
     snippet,
 )
@@ -128,7 +129,7 @@ def _print_main_finding(main: Finding | None, diagnosis: Diagnosis, console: Con
         return
     found = place(main.where[0]) if main.where else None
     where = f", at {' in '.join(filter(None, (found.short, found.function)))}" if found else ""
-    print_line(console, f"Who: {words.rank_names(main.ranks, words.all_ranks_label(diagnosis))}{where}")
+    print_line(console, f"Who: {words.who(main, diagnosis)}{where}")
     if main.fixes:
         print_line(console, f"{words.fix_label(main.fixes[0])}: {main.fixes[0].title}", "bold")
 
@@ -139,6 +140,8 @@ def _print_findings(diagnosis: Diagnosis, console: Console, max_rows: int) -> No
     shown = diagnosis.findings[:max_rows]
     unit = "ms" if words.step_label(diagnosis) == "recording" else "ms/step"
     print_wrapped(console, _findings_table(shown, console.width, words.all_ranks_label(diagnosis), unit))
+    verbose = max_rows == MAX_LISTED
+    assumption = f"≈: estimate under an assumption{', stated below' if verbose else '; `-v` states it'}"
     causes = {finding.caused_by for finding in shown if finding.caused_by}
     hints = (
         [f"↳: overlaps with {causes.pop() if len(causes) == 1 else 'another finding'}; fix that first"]
@@ -146,18 +149,13 @@ def _print_findings(diagnosis: Diagnosis, console: Console, max_rows: int) -> No
         else []
     )
     hints += dict.fromkeys(
-        filter(
-            None, (words.cost_prefix(each, "≤: upper bound", "≈: rests on an assumption") for each in shown)
-        )
+        filter(None, (words.cost_prefix(each, "≤: upper bound", assumption) for each in shown))
     )
     costless = sum(_cost(each, "") == words.NO_COST for each in shown)
-    hints += ["–: no own cost"] if 0 < costless < len(shown) else []
+    hints += ["–: no cost of its own"] if 0 < costless < len(shown) else []
     explained = len(explained_findings(diagnosis))
-    hints += (
-        ["`-v` explains every finding"]
-        if max_rows < MAX_LISTED and len(diagnosis.findings) > explained
-        else []
-    )
+    hints += [order] if (order := order_words(shown)) else []
+    hints += ["`-v` explains every finding"] if not verbose and len(diagnosis.findings) > explained else []
     if hints:
         print_line(console, " · ".join(hints), "dim")
     if len(shown) < len(diagnosis.findings):
@@ -220,7 +218,7 @@ def _print_breakdown(diagnosis: Diagnosis, console: Console) -> None:
             )
     console.print()
     alone = 1 in (diagnosis.job.world_size, len(diagnosis.job.ranks_seen))
-    waiting = "" if alone else " (waiting shown as the straggler's work)"
+    waiting = "" if alone else " (time spent waiting for a slower rank is shown as what that rank was doing)"
     print_line(console, f"Critical path of the {words.step_label(diagnosis)}{waiting}:", "dim")
     print_wrapped(console, bar)
     for line in _fill_lines(entries, width):
@@ -241,8 +239,14 @@ def _fill_lines(entries: Iterable[Text], width: int) -> list[Text]:
 def _findings_table(findings: list[Finding], width: int, all_ranks: str, unit: str) -> Table:
     """A table with one row per finding, without empty columns. If the table is too wide, the text of the column "where" is moved
     below the rule's id."""
-    head = ["finding", "who", unit, *(["90 % interval"] if width >= WIDE else []), "speedup", "where"]
-    rows = [_finding_row(finding, all_ranks, wide=width >= WIDE) for finding in findings]
+    # Costs in other units than ``unit`` need a unit in every cell.
+    in_cells = any(_has_other_unit(finding) for finding in findings)
+    head = [
+        *("finding", "who", "cost" if in_cells else unit),
+        *(["90 % interval"] if width >= WIDE else []),
+        *("speedup", "where"),
+    ]
+    rows = [_finding_row(each, all_ranks, unit if in_cells else "", wide=width >= WIDE) for each in findings]
     head, *rows = filled_columns([head, *rows])
     needed = _table_width([head, *rows])
     if needed > width and head[-1] == "where":
@@ -259,27 +263,36 @@ def _findings_table(findings: list[Finding], width: int, all_ranks: str, unit: s
     return table
 
 
-def _finding_row(finding: Finding, all_ranks: str, *, wide: bool) -> list[str]:
+def _finding_row(finding: Finding, all_ranks: str, unit: str, *, wide: bool) -> list[str]:
     prefix = words.cost_prefix(finding, "≤ ", "≈ ")
     cells = [
         f"{'↳ ' if finding.caused_by else ''}{finding.rule}",
         words.rank_names(finding.ranks, all_ranks),
-        _cost(finding, prefix),
-        *([_cost_range(finding)] if wide else []),
+        _cost(finding, prefix, unit),
+        *([_cost_range(finding, unit)] if wide else []),
         words.speedup_text(finding, prefix),
         location(finding),
     ]
     return [plain(truncated(cell, MAX_CELL_LENGTH)) for cell in cells]
 
 
-def _cost(finding: Finding, prefix: str) -> str:
-    """The cost in ms per step, or in seconds per run ("8.0 s/run") if there is no cost per step."""
+def _has_other_unit(finding: Finding) -> bool:
+    """Whether the cost is not shown in milliseconds."""
+    cost_ms = finding.costs_ms_per_step
+    return finding.costs_s is not None if cost_ms is None else cost_ms >= _MIN_SECONDS_MS
+
+
+def _cost(finding: Finding, prefix: str, unit: str = "") -> str:
+    """The cost in ms per step, or in seconds per run ("8.0 s/run") if there is no cost per step. ``unit``: that of costs in
+    milliseconds, "" if the table's head has it."""
     cost_ms = finding.costs_ms_per_step
     if cost_ms is None and finding.costs_s is not None:
         return f"{words.seconds(finding.costs_s)}/run"
     if cost_ms is None:
         return words.NO_COST
-    return prefix + (words.significant(cost_ms) if cost_ms < _MIN_SECONDS_MS else words.milliseconds(cost_ms))
+    if cost_ms >= _MIN_SECONDS_MS:
+        return f"{prefix}{words.milliseconds(cost_ms)}{unit.removeprefix('ms')}"
+    return f"{prefix}{words.significant(cost_ms)} {unit}".rstrip()
 
 
 def _table_width(rows: list[list[str]]) -> int:
@@ -308,7 +321,7 @@ def _print_rows(console: Console, text_table: TextTable | None) -> None:
         return
     table = plain_table()
     for name in text_table.head:
-        table.add_column(name, no_wrap=name in ("rank", "step", "for", "line"))
+        table.add_column(name, no_wrap=name in ("rank", "for", "line"))
     for row in text_table.rows:
         style = "bold" if row[0].startswith("→") else ""
         table.add_row(*(cell(text, style) for text in row))
@@ -317,11 +330,12 @@ def _print_rows(console: Console, text_table: TextTable | None) -> None:
     print_wrapped(console, table)
 
 
-def _cost_range(finding: Finding) -> str:
-    """The 90 % interval of the saving, ms per step; "" if unknown."""
+def _cost_range(finding: Finding, unit: str = "") -> str:
+    """The 90 % interval of the saving, ms per step; "" if unknown. ``unit``: "" if the table's head has it."""
     if finding.costs_ms_per_step_range is None or finding.at_most:
         return ""
-    return "–".join(words.significant(end_ms, 2) for end_ms in finding.costs_ms_per_step_range)
+    ends = "–".join(words.significant(end_ms, 2) for end_ms in finding.costs_ms_per_step_range)
+    return f"{ends} {unit}".rstrip()
 
 
 def _print_finding(finding: Finding, console: Console, verbose: bool) -> None:
@@ -344,6 +358,8 @@ def _print_finding(finding: Finding, console: Console, verbose: bool) -> None:
             console.print(_highlighted(code, console), soft_wrap=True)
         if fix.trade_off:
             print_line(console, f"Trade-off: {' '.join(fix.trade_off.split())}", "dim")
+    if verbose and finding.estimated and finding.limits:
+        print_line(console, f"When this can be wrong: {' '.join(finding.limits.split())}", "dim")
 
 
 def _print_places(finding: Finding, console: Console, verbose: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding, Fix
 from ddpdoctor.diagnose.facts_view import lookup
+from ddpdoctor.diagnose.words import ordinal
 from ddpdoctor.measure.taxonomy import Component, Part
 from ddpdoctor.rundir import runs_of
 
@@ -44,7 +45,7 @@ RUN_LABELS = {
     )
 } | {
     "warm_up": "warm-up",
-    "some_steps": "every n-th step",
+    "some_steps": "extra time of periodic steps",
     "epochs": "epoch boundaries",
     "unrecorded": "not recorded",
 }
@@ -74,7 +75,7 @@ RECORDINGS = {
 """Labels of the recordings from which causes can be measured, see :class:`ddpdoctor.measure.summary.Speaker`."""
 
 EXCLUDED = {
-    "thinned": "logged without phases",
+    "thinned": "recorded without forward/backward/optimizer times",
     "no collective that all ranks share": "without a collective that all ranks recorded",
     "no measured step before it": "directly after an excluded step",
     "no step before it in the window": "at the start of the profiler window",
@@ -298,6 +299,14 @@ def all_ranks_label(diagnosis: Diagnosis) -> str:
     return "both recorded" if seen == 2 else f"all {seen:,.0f} recorded"
 
 
+def who(finding: Finding, diagnosis: Diagnosis) -> str:
+    """The ranks of a finding, with a remark if no other rank of the job was recorded: "rank 1 (the only rank recorded)"."""
+    names = rank_names(finding.ranks, all_ranks_label(diagnosis))
+    world, seen = diagnosis.job.world_size, diagnosis.job.ranks_seen
+    is_only = world is not None and world > 1 and len(seen) == 1 and _ranks_recorded(diagnosis) == 1
+    return f"{names} (the only rank recorded)" if is_only and names == f"rank {seen[0]}" else names
+
+
 def stopped(diagnosis: Diagnosis) -> str | None:
     """How a job ended that did not complete, to follow "the job": "hung", "failed", "was killed", "was cut off", "is still running",
     "has no recorded end". None for a job that completed or was stopped by its user, and for traces."""
@@ -380,9 +389,13 @@ def _ranks_recorded(diagnosis: Diagnosis) -> float:
 
 
 def part(name: str, diagnosis: Diagnosis | None = None) -> str:
-    """The label of a part of the breakdown. Transfer is "transfer or waiting" if ``diagnosis`` lacks ranks of the job."""
+    """The label of a part of the breakdown or of the run. Transfer is "transfer or waiting" if ``diagnosis`` lacks ranks of the job; the
+    time of periodic steps has their period."""
     if name == Part.COMM_TRANSFER and diagnosis is not None and not has_all_ranks(diagnosis):
         return "transfer or waiting"
+    every = None if diagnosis is None else number_fact(diagnosis, "run.periodic.every")
+    if name == "some_steps" and every and every.is_integer():
+        return f"extra time of every {ordinal(every)} step"
     return PART_LABELS.get(name, name.replace("_", " "))
 
 

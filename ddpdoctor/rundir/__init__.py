@@ -56,6 +56,7 @@ from .files import (
     reading,
     reason_of,
     runs_of,
+    tensors_in_words,
     write_json,
 )
 from .handover import RAW_FILE, TooLargeError

@@ -177,6 +177,14 @@ def listed(names: Sequence[object], most: int = _MOST_LISTED) -> str:
     return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
 
 
+def tensors_in_words(tensors: str) -> str:
+    """Sizes and dtype of a collective's input as a noun phrase: "2048x5120 BFloat16" -> "a 2048x5120 BFloat16 tensor", "4, 8 Float" ->
+    "tensors of 4, 8 Float"."""
+    sizes, _, dtype = tensors.rpartition(" ")
+    is_single = bool(dtype) and all(size.isdecimal() for size in sizes.split("x"))
+    return f"a {tensors} tensor" if is_single else f"tensors of {tensors}"
+
+
 def ranks_in_words(ranks: Sequence[int]) -> str:
     """[1] -> "rank 1", [1, 3, 5] -> "ranks 1, 3 and 5", [0, 8, 9, 10] -> "ranks 0 and 8 to 10"; long lists are truncated."""
     if len(ranks) == 1:

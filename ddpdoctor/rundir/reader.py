@@ -358,13 +358,13 @@ def _choose(
         why = "" if number is not None else ", the one with the most steps"
         notes.append(
             Note(
-                f"The steps of attempt {place} of {len(attempts)} are measured{why}; `--attempt N` chooses another one."
+                f"The steps of recorded attempt {place} of {len(attempts)} are measured{why}; `--attempt N` chooses another one."
             )
         )
     if left_out := sum(record.path not in counted for record in records):
         notes.append(
             Note(
-                f"{left_out} other recording{'s' if left_out > 1 else ''} of the same ranks skipped: the longest are analysed."
+                f"{left_out} other recording{'s' if left_out > 1 else ''} of the same ranks skipped: the longest are analyzed."
             )
         )
     return sorted((record for record in records if record.path in paths), key=lambda record: record.rank)

@@ -124,7 +124,7 @@ def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
         named = {each.rank for each in raised}
     elif not causes and (unexplained := _unexplained_ends(run, concluded)):
         causes["died"] = _death(unexplained, run)
-    effects += [_effect_sentence(each) for each in raised if each.rank not in named]
+    effects += [_effect_sentence(each, run) for each in raised if each.rank not in named]
     return Ends(causes, effects)
 
 
@@ -376,10 +376,17 @@ def _raised_at(each: RankEvidence) -> Where | None:
     return place_of(lines_of(each.raised[0].get("frames"))) or each.where
 
 
-def _effect_sentence(each: RankEvidence) -> str:
-    why = "an effect: it lost the others" if lost_others(each) else "later than the cause"
+def _effect_sentence(each: RankEvidence, run: RunEvidence) -> str:
+    others = [rank for rank in run.ranks if rank != each.rank]
+    other = f"rank {others[0]}" if len(others) == 1 else "another rank"
     text = _SOURCE.sub("", _text(each.raised[0]))
-    return f"Rank {each.rank} then raised {shortened(text, _MOST_EFFECT)} ({why})."
+    if not lost_others(each):
+        why = "after the cause"
+    elif _TIMED_OUT.search(_whole_text(each)):
+        why = f"a consequence: its wait for {other} timed out"
+    else:
+        why = f"a consequence: it lost its connection to {other}"
+    return f'Rank {each.rank} then raised "{shortened(text, _MOST_EFFECT)}" ({why}).'
 
 
 _XID_BEFORE_NS, _XID_AFTER_NS = 10_000_000_000, 3_000_000_000

@@ -117,8 +117,9 @@ class GroupKey(msgspec.Struct, frozen=True):
     @property
     def words(self) -> str:
         """The group's name in reports."""
-        described = self.description if self.description not in ("", "undefined") else ""
-        return f"{described} ({self.name})" if described and described != self.name else self.name
+        described = self.description if self.description not in ("", "undefined", self.name) else ""
+        named = f"group {self.name}" if self.name.isdecimal() else self.name
+        return f"{described} ({named})" if described else named
 
 
 class Recording(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.runfacts import HangFacts, StopFacts
-from ddpdoctor.rundir import listed, ranks_in_words
+from ddpdoctor.rundir import listed, ranks_in_words, tensors_in_words
 from ddpdoctor.rundir.ends import POLITE
 from ddpdoctor.rundir.stepevents import Phase
 from ddpdoctor.rundir.stops import signal_name
@@ -288,13 +288,15 @@ def _root_phrases(root: Root, recording: Recording | None) -> list[tuple[str, st
 def _lag_sentence(roots: Sequence[Root]) -> str:
     """Sentence on ranks that all lag behind the others by the same number of collectives."""
     first, many = roots[0].unfinished[0], len(roots[0].unfinished)
+    tensors = _tensors(first)
+    what = f"{first.name} of {tensors_in_words(tensors)}" if tensors else first.name
     have = "each have" if len(roots) > 1 else "has"
     who = ranks_in_words([root.rank for root in roots])
     return (
         f"{who[0].upper()}{who[1:]} {have} {many} unfinished {'collective' if many == 1 else 'collectives'} that other ranks have "
-        f"finished (the first on rank {roots[0].rank}: {_operation_text(first)} "
-        f"with sequence number {first.sequence} of {first.group.words}). Either {'their devices' if len(roots) > 1 else 'its device'} "
-        "stopped executing, or torch's watchdog, which records completion, stopped."
+        f"finished (the first on rank {roots[0].rank}: {what}, sequence number {first.sequence} of "
+        f"{first.group.words}). Either {'their devices' if len(roots) > 1 else 'its device'} stopped executing, or PyTorch's NCCL "
+        "watchdog, which records completion, stopped."
     )
 
 

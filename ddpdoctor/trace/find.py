@@ -58,7 +58,7 @@ def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = N
         nothing = (
             f"No profiler trace in {', '.join(paths) or 'an empty list of paths'}: "
             "expected torch.profiler's .json, .json.gz or .json.zst files, .sqlite files that Nsight Systems exported, or, to "
-            "analyse, a run directory of ddpdoctor or dumps of torch's flight recorder"
+            "analyze, a run directory of ddpdoctor or dumps of torch's flight recorder"
             f"{such_as}."
         )
         raise UnusableInput(" ".join([nothing, *notes]))

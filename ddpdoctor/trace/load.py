@@ -237,7 +237,7 @@ def select_job(traces: list[RankTrace], chosen: int | None = None) -> tuple[list
         notes.append(
             "The files come from more than one job or recording (they differ in world size or backend, "
             f"or lie far apart in time): the {len(kept)} that belong together are used, {len(others)} left out, "
-            f"such as {others[0].meta.source}. To analyse those, name their files or choose with --job N."
+            f"such as {others[0].meta.source}. To analyze those, name their files or choose with --job N."
         )
     unique = _one_per_rank(_numbered(kept, notes), notes)
     return sorted(unique, key=lambda t: -1 if t.meta.rank is None else t.meta.rank), notes

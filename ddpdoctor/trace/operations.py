@@ -268,7 +268,7 @@ def _check(path: str, whole: pl.DataFrame) -> None:
     replays = sum(whole[name].n_unique() for name in ("dp_rank", "stage"))
     if replays * whole.height > _MAX_SIMULATED:
         raise UnusableInput(
-            f"{path} is too large to analyse: {whole.height} operations, to be replayed {replays} times."
+            f"{path} is too large to analyze: {whole.height} operations, to be replayed {replays} times."
         )
     if not whole["duration"].max():
         raise UnusableInput(f"{path} holds no operation that takes any time.")

@@ -40,9 +40,25 @@ def test_a_restart_that_took_no_step_ends_the_job(tmp_path: Path, restarts: int,
     ("counts", "unrecorded", "said"),
     [
         ((0, 1), [0, 0], []),
-        ((0, 3), [0, 2], ["2 attempts before attempt 2 are not"]),
-        ((1, 2), [1, 0], ["An attempt before attempt 1 is not in this recording"]),
-        ((1,), [], ["An attempt before attempt 1 is not in this recording; most likely its ranks"]),
+        (
+            (0, 3),
+            [0, 2],
+            ["Between recorded attempts 1 and 2, the launcher started 2 more attempts, which are not"],
+        ),
+        (
+            (1, 2),
+            [1, 0],
+            [
+                "Before recorded attempt 1, the launcher started one more attempt, which is not in this recording"
+            ],
+        ),
+        (
+            (1,),
+            [],
+            [
+                "Before recorded attempt 1, the launcher started one more attempt, which is not in this recording; most likely its ranks"
+            ],
+        ),
     ],
 )
 def test_attempts_that_ended_before_their_process_group(

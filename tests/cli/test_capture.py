@@ -218,7 +218,7 @@ def test_a_window_that_cannot_open_is_not_waited_for(tmp_path, end):
         out, err = capture.communicate(timeout=60)
         assert (capture.returncode, out) == (2, ""), err
         if end == "hangs":
-            assert f"the window is cancelled, because the job hangs in step {STANDS_AT}: no rank has" in err
+            assert f"the window is canceled, because the job hangs in step {STANDS_AT}: no rank has" in err
             again = command("capture", tmp_path / "run")
             assert (again.returncode, again.stdout) == (2, "")
             assert "no window, because the job hangs" in again.stderr and "ddpdoctor stacks" in again.stderr

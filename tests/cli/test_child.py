@@ -113,7 +113,7 @@ def test_an_analysis_has_a_time_limit(tmp_path):
 
 def test_an_error_of_the_analysis_is_reported(tmp_path):
     said = ended(start(tmp_path, "raise ValueError('odd')"), tmp_path)
-    assert "could not be analysed; the recording is in" in said and "ValueError: odd" in said
+    assert "could not be analyzed; the recording is in" in said and "ValueError: odd" in said
 
 
 @pytest.mark.parametrize(

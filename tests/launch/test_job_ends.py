@@ -111,7 +111,7 @@ def test_an_elastic_restart_that_succeeds(tmp_path: Path) -> None:
     """The first attempt has taken more steps, and is the one that is analysed."""
     run = ended(tmp_path, [*TORCHRUN, "2", "--max-restarts", "1", ENDING, "resumed"], 0)
     notes = ended_well(run)
-    assert any("The steps of attempt 1 of 2 are measured" in note for note in notes)
+    assert any("The steps of recorded attempt 1 of 2 are measured" in note for note in notes)
     facts = analyze(str(run)).facts["run"]
     first, second = facts["attempts"]
     assert (first["ended"], second["ended"]) == ("rank 1 ended by SIGKILL", "ended in order")

@@ -140,7 +140,10 @@ def test_names_are_neither_escape_sequences_nor_markup():
 def test_markdown_is_short_and_complete():
     text = render_markdown(samples.unhealthy())
     assert text.startswith("## Rank 1 waits 46 ms per step for data")
-    assert "all others wait for it (critical) | rank 1 | 44.8 ms (87 %) | 7.1× | `train.py:57` |" in text
+    assert (
+        "all others wait for it (critical) | rank 1 | 44.8 ms per step (87 %) | 7.1× | `train.py:57` |"
+        in text
+    )
     assert "```python\nloader = DataLoader(" in text
     assert len(text.splitlines()) < 60
 
@@ -300,9 +303,64 @@ def test_the_parts_of_a_run_add_up():
         "steps_s": 2.55,
         "end_s": 1.4,
     }
-    facts = {**samples.unhealthy().facts, "run": {**run, "goodput": 0.25}}
+    facts = {**samples.unhealthy().facts, "run": {**run, "goodput": 0.25, "steps": 100}}
     text = " ".join(shown(replace(samples.unhealthy(), facts=facts)).split())
-    assert "+ end 1.40 s + other 0.101 s; goodput 25 % (steps at usual length / wall time)" in text
+    formula = "100 steps × typical step time of 26.8 ms / wall time"
+    assert f"+ end 1.40 s + other 0.101 s; goodput 25 % ({formula})" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "formula"),
+    [
+        (
+            {"attempts": [{"steps": 60}, {"steps": 50}]},
+            "110 steps × typical step time of 25.0 ms / wall time",
+        ),
+        (
+            {"attempts": [{"steps": 60}, {"steps": 50}], "restarts": {"repeated_steps": 10}},
+            "100 steps × typical step time of 27.5 ms / wall time",
+        ),
+        ({"trainings": [{"steps": 60}]}, "number of steps × typical step time of each training / wall time"),
+        ({"steps": None}, "number of steps × typical step time / wall time"),
+    ],
+)
+def test_the_goodput_says_which_step_time_it_uses(more, formula):
+    facts = {"run": {"wall_s": 11.0, "steps_s": 11.0, "goodput": 0.25, "steps": 50, **more}}
+    text = " ".join(shown(replace(samples.unhealthy(), facts=facts)).split())
+    assert f"goodput 25 % ({formula})" in text
+
+
+def test_costs_in_different_units_have_one_in_every_cell():
+    first, *_ = samples.unhealthy().findings
+    in_total = replace(first, rule="run/pause", costs_ms_per_step=None, costs_s=18.2)
+    text = shown(replace(samples.unhealthy(), findings=[first, in_total]))
+    assert "44.8 ms/step" in text and "18.2 s/run" in text and "ms/step" not in text.split("44.8 ms/step")[0]
+    page = render_markdown(replace(samples.unhealthy(), findings=[first, in_total]))
+    assert "| finding | who | cost |" in page and "44.8 ms per step" in page and "18.2 s in total" in page
+
+
+def test_the_order_of_costs_is_explained_if_it_is_not_theirs():
+    first, *_ = samples.unhealthy().findings
+    found = [
+        replace(first, rule="a/b", share=0.05, costs_ms_per_step=3.0, persistence="periodic"),
+        replace(first, rule="c/d", share=0.1, costs_ms_per_step=6.0, at_most=True),
+    ]
+    assert "order: by cost; ≤ and ≈ count 1/4" in " ".join(
+        shown(replace(samples.unhealthy(), findings=found)).split()
+    )
+    assert "order:" not in shown(replace(samples.unhealthy(), findings=found[::-1]))
+
+
+def test_the_only_rank_recorded_is_named_as_such():
+    unhealthy = samples.unhealthy()
+    job = replace(unhealthy.job, world_size=2, ranks_seen=[1])
+    first, *_ = unhealthy.findings
+    found = replace(
+        unhealthy, job=job, findings=[replace(first, ranks=None)], facts={"job": {"ranks_seen": 1}}
+    )
+    assert "Who: rank 1 (the only rank recorded)" in shown(found)
+    assert "rank 1 (the only rank recorded)" in render_html(found)
+    assert "only rank" not in shown(replace(found, job=replace(job, world_size=1)))
 
 
 def test_an_estimate_and_a_bound_are_marked_and_explained():
@@ -316,7 +374,7 @@ def test_an_estimate_and_a_bound_are_marked_and_explained():
     assert (
         "≈ 44.8" in text
         and "≤ 44.8" in text
-        and "≈: rests on an assumption" in text
+        and "≈: estimate under an assumption; `-v` states it" in " ".join(text.split())
         and "≤: upper bound" in text
     )
     assert "about 44.8 ms" in render_markdown(replace(unhealthy, findings=both))

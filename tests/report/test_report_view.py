@@ -186,7 +186,7 @@ def test_excluded_steps_are_shown_with_reasons():
     steps = replace(samples.unhealthy().steps, count=1200, measured=327, set_aside=aside)
     assert (
         steps_measured(steps)
-        == "327 of 1,200 steps measured (excluded: 870 logged without phases, 3 warm-up)"
+        == "327 of 1,200 steps measured (excluded: 870 recorded without forward/backward/optimizer times, 3 warm-up)"
     )
 
 
@@ -279,7 +279,7 @@ def test_the_whole_run_is_one_bar_to_scale():
         "start 9.00 s (22 %)",
         "preparation 4.00 s (10 %)",
         "steps 6.99 s (17 %)",
-        "every n-th step 1.00 s (2.5 %): every 10th step",
+        "extra time of every 10th step 1.00 s (2.5 %)",
         "pauses 8.00 s (20 %): steps 50 and 100, train.py:61",
         "end 11.0 s (28 %)",
     ]

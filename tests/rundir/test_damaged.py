@@ -94,7 +94,7 @@ def test_a_rank_without_its_steps(run, damage, words) -> None:
     damage(log)
     found = analyze(str(run), OPTIONS)
     (note,) = [note for note in found.notes if note.startswith("Rank 1: ") and "steps.jsonl" in note]
-    assert words in note and str(log) in note and "1 of 2 ranks could be analysed" in note
+    assert words in note and str(log) in note and "1 of 2 ranks could be analyzed" in note
     assert found.job.world_size == 2
 
 
@@ -230,7 +230,7 @@ def test_what_nobody_could_check_passes_no_gate(tmp_path) -> None:
     found = analyze(str(tmp_path), OPTIONS)
     assert not found.healthy and found.verdict.rule is None
     assert (
-        "step on average may be a problem, but host/python-work lacked data (not measured: which device the job uses)"
+        "step on average may be a problem, but host/python-work lacked data (not measured: the device type)"
         in found.verdict.headline
     )
     done = CliRunner().invoke(cli, gate)

@@ -40,11 +40,11 @@ def test_both_guilty_ranks_of_real_jobs_are_named_with_group_and_collective(case
     finding = diagnosis.findings[0]
     assert (finding.rule, finding.ranks) == ("hang/not-reached", [9, 14])
     stop = diagnosis.facts["hang"]["not_reached"]
-    assert (stop["group"], stop["collective"]) == ("EXPERT_MODEL_PARALLEL_GROUP (72)", "all_to_all")
+    assert (stop["group"], stop["collective"]) == ("EXPERT_MODEL_PARALLEL_GROUP (group 72)", "all_to_all")
     assert (stop["doing"] == "device") is (case == "gpu_error_2nd")
     assert stop["tensors"] == "2048x5120 BFloat16"
     page = render_html(diagnosis)
-    assert "State of each rank by its flight recorder dump" in page
+    assert "State of each rank according to its flight recorder dump" in page
     assert "Cost per step" not in page and "0 steps on" not in page
     assert "| → 9 |" in render_markdown(diagnosis)
 
@@ -90,7 +90,7 @@ def test_too_few_dumps_show_no_rank_that_is_waited_for(tmp_path, case):
     )
     (waits,) = [note for note in diagnosis.notes if note.endswith("arrived is unknown.")]
     assert re.match(
-        r"Ranks 8, 10 and 12 wait in all_to_all with sequence number \d+ of EXPERT_MODEL_PARALLEL_GROUP \(\d+\); ",
+        r"Ranks 8, 10 and 12 wait in all_to_all with sequence number \d+ of EXPERT_MODEL_PARALLEL_GROUP \(group \d+\); ",
         waits,
     )
     assert "whether ranks 9, 11 and 13 to 15 arrived" in waits
@@ -120,14 +120,14 @@ def test_the_table_has_the_collective_that_the_verdict_names(case):
     diagnosis = analyze([str(REAL / case)])
     number = diagnosis.facts["hang"]["not_reached"]["sequence"]
     by_rank = {each.rank: each.collective for each in diagnosis.standing}
-    group = "EXPERT_MODEL_PARALLEL_GROUP (72)"
+    group = "EXPERT_MODEL_PARALLEL_GROUP (group 72)"
     assert {by_rank[rank] for rank in (8, 10, 11, 12, 13, 15)} == {
         f"all_to_all with sequence number {number} of {group}"
     }
     assert (
         by_rank[9]
         == {
-            "gpu_error_2nd": "_all_gather_base with sequence number 87749 of TENSOR_MODEL_PARALLEL_GROUP (37)",
+            "gpu_error_2nd": "_all_gather_base with sequence number 87749 of TENSOR_MODEL_PARALLEL_GROUP (group 37)",
             "lock_gil_1st": f"sequence number {number - 1} of {group}, finished",
         }[case]
     )
@@ -332,7 +332,7 @@ def test_a_stop_that_cannot_be_analysed_is_a_note(tmp_path, monkeypatch):
 
     monkeypatch.setattr(stall, "of_run", broken)
     diagnosis = analyze([str(Stopped(tmp_path / "run").path)])
-    assert "What stopped could not be analysed: RecursionError: too deep." in diagnosis.notes
+    assert "What stopped could not be analyzed: RecursionError: too deep." in diagnosis.notes
     assert diagnosis.steps.measured > 0
 
 

@@ -179,7 +179,7 @@ def test_an_exception_is_the_cause_and_lost_connections_are_effects(tmp_path):
     assert (finding.rule, finding.ranks, finding.where[0].line) == ("hang/rank-raised", [1], 70)
     assert diagnosis.verdict.headline.startswith("The job failed: rank 1 raised ValueError: bad sample 17")
     assert [each.rank for each in diagnosis.standing if each.where] == [0, 1]
-    assert "Rank 0 then raised RuntimeError: Connection closed by peer" in finding.explanation
+    assert 'Rank 0 then raised "RuntimeError: Connection closed by peer' in finding.explanation
 
 
 def test_what_follows_a_hang_is_no_cause_of_it(tmp_path):

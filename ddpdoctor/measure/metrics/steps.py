@@ -246,10 +246,15 @@ def longest_steps_note(graph: Graph) -> list[str]:
         return []
     order = np.argsort(-lengths_ns, kind="stable")[: _TUNING.least_few]
     order = order[lengths_ns[order] > _TUNING.note_ratio * median_ns]
-    longest = ", ".join(f"{graph.numbers[i]} ({format_duration(float(lengths_ns[i]))})" for i in order)
+    longest = ", ".join(f"{graph.numbers[i]} ({_step_time(float(lengths_ns[i]))})" for i in order)
     most = "most" if lengths_ns.sum() < 2 * few_excess_ns else "much"
-    steps = "The longest are" if len(order) > 1 else "The longest is"
+    steps = "The longest are steps" if len(order) > 1 else "The longest is step"
     return [f"A few steps take {most} of the time. {steps} {longest}."]
+
+
+def _step_time(ns: float) -> str:
+    """A step time: "180 ms", "1.5 s"."""
+    return f"{ns / 1e6:.3g} ms" if ns < 999_500_000 else format_duration(ns)
 
 
 def _rank_means(graph: Graph, amounts: Sequence[Array | None]) -> Array | None:

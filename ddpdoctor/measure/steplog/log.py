@@ -70,7 +70,7 @@ def _capture_notes(logs: Sequence[RankLog]) -> list[Note]:
     which = f"Window {saved[0]} was" if len(saved) == 1 else f"Windows {', '.join(map(str, saved))} were"
     return [
         Note(
-            f"{which} captured while the job ran and is not analysed here; `--window {saved[-1]}` selects it."
+            f"{which} captured while the job ran and is not analyzed here; `--window {saved[-1]}` selects it."
         )
     ]
 
@@ -86,7 +86,7 @@ def _no_steps_notes(logs: Sequence[RankLog]) -> list[Note]:
     seen = sum(bool(log.steps) for log in logs)
     known = [log.record.info.get("world_size") for log in logs]
     world = max((size for size in known if isinstance(size, int)), default=len(logs))
-    looked_at = f"the steps of {seen or 'none'} of {max(world, len(logs))} ranks could be analysed"
+    looked_at = f"the steps of {seen or 'none'} of {max(world, len(logs))} ranks could be analyzed"
     recorded = seen or any(log.record.trace is not None or _window_state(log) == "saved" for log in logs)
     faults = [(log.rank, log.record.absence_note(STEPS_FILE, "step")) for log in logs if not log.steps]
     return [
@@ -157,7 +157,7 @@ def _recorded_sentences(log: RankLog) -> list[str]:
         *(info.get("notes") or []),
         # The error that prevented the window is recorded in both places; report it once.
         *(error for error in errors if error != lost),
-        *([f"no profiler window: {lost}"] if lost else []),
+        *([f"not profiled ({lost})"] if lost else []),
     ]
 
 

@@ -13,6 +13,7 @@ from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import words
 from ddpdoctor.report.charts.scale import NEGLIGIBLE, Tick, nice_ticks, percent_of
 from ddpdoctor.report.charts.series import event_line, event_steps, notable_ranks, run_event
+from ddpdoctor.report.summary import goodput_formula
 
 ROWS = 16
 """Maximum number of ranks with their own bars. If there are more, notable ranks have bars and the others are averaged."""
@@ -201,7 +202,7 @@ def whole_run(diagnosis: Diagnosis) -> SimpleNamespace | None:
     wall_s = max(words.number_fact(diagnosis, "run.wall_s") or 0.0, sum(parts_s.values()))
     segments, x_s = [], 0.0
     for part, value in parts_s.items():
-        text = f"{words.part(part)} {words.milliseconds(1e3 * value)} ({words.percent(value / wall_s)})"
+        text = f"{words.part(part, diagnosis)} {words.milliseconds(1e3 * value)} ({words.percent(value / wall_s)})"
         segments.append(
             SimpleNamespace(
                 part=part,
@@ -222,12 +223,16 @@ def whole_run(diagnosis: Diagnosis) -> SimpleNamespace | None:
         ],
         goodput=""
         if goodput is None
-        else f"Goodput {words.percent(goodput)}: the share of the wall time that all steps would take if each took the usual time.",
+        else f"Goodput {words.percent(goodput)}: {goodput_formula(diagnosis, goodput)}.",
     )
 
 
 def part_detail(diagnosis: Diagnosis, part: str) -> str:
-    """Steps and source line of single pauses or periodic steps: "step 240, train.py:5"; empty for other parts."""
+    """Steps and source line of single pauses, line of periodic steps: "step 240, train.py:5"; empty for other parts."""
     name = {"pauses": "pause", "some_steps": "periodic"}.get(part)
     event = run_event(diagnosis, name) if name else None
-    return "" if event is None else ", ".join(filter(None, (event_steps(event), event_line(event))))
+    if event is None:
+        return ""
+    # The label of periodic steps has their period.
+    steps = "" if name == "periodic" and event.every else event_steps(event)
+    return ", ".join(filter(None, (steps, event_line(event))))

@@ -116,7 +116,7 @@ def lateness(data: LatenessData | None) -> HeatMap | None:
     height_px = max(6.0, min(18.0, 420 / len(cells)))
     notes = []
     if len(cells) < len(rows) or length > COLUMNS:
-        notes.append("Neighbouring ranks and steps share a cell, which shows their largest lateness.")
+        notes.append("Neighboring ranks and steps share a cell, which shows their largest lateness.")
     worst = max(rows, key=lambda pair: sum(max(v, 0.0) for v in finite_values(pair[1])))
     worst_ms = mean(finite_values(worst[1]) or [0.0])
     return HeatMap(

@@ -275,7 +275,7 @@ def run_figure(diagnosis: Diagnosis) -> Spec | None:
     """Stacked bar of the wall time of the run by part, in seconds; None if it is unknown."""
     traces = []
     for part, value in words.run_parts(diagnosis).items():
-        name = f"{words.part(part)}{words.in_parentheses(part_detail(diagnosis, part))}"
+        name = f"{words.part(part, diagnosis)}{words.in_parentheses(part_detail(diagnosis, part))}"
         traces.append(_bar(name, part, {"y": [""], "x": rounded([value])}, hovertemplate="%{x:.4~g} s"))
     return _stacked(traces, "The whole run", [""], "s", 60) if traces else None
 

@@ -73,7 +73,7 @@ def test_much_of_a_step_is_unknown_only_where_the_critical_path_is():
     assert not notes(collection=80.0, idle=on(1, 2, 0.01)), "garbage collection is known"
     assert not notes(data=on(0, 2, 30.0), idle=on(1, 2, 20.0)), "rank 0 sets the length of the step"
     (note,) = notes(idle=on(1, 2, 13.0))
-    assert note.startswith("43 % of the step cannot be attributed") and "a device idles" in note
+    assert note.startswith("43 % of the step cannot be attributed") and "a device was idle" in note
 
 
 def test_ranks_outside_a_synchronisation_keep_their_time():
