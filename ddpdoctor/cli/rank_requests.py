@@ -112,7 +112,7 @@ _SAVED_STATE, _FINAL_STATES = "saved", ("saved", "skipped", "failed")
 
 
 def capture(run: Path, steps: int, first: int | None) -> None:
-    """Request a window, wait until its traces are in the run directory, and print how to analyse them.
+    """Request a window, wait until its traces are in the run directory, and print how to analyze them.
 
     Raises UnusableInput if no window is possible, or if the job ends, is killed or stalls (:func:`why_no_window`) meanwhile.
     """

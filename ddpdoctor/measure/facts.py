@@ -72,7 +72,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     last_step: int | None = None
     """Last step in which it happens."""
     persistence: str = "always"
-    """"always" (over 80 % of steps), "range" (a run of neighbouring steps), "periodic" or "random"."""
+    """"always" (over 80 % of steps), "range" (a run of neighboring steps), "periodic" or "random"."""
     period_steps: int | None = None
     """Steps from one occurrence to the next, if periodic."""
     stands_out_in: list[int] = []

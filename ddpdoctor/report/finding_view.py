@@ -153,14 +153,13 @@ def order_words(findings: Sequence[Finding]) -> str:
     """A phrase on the order of ``findings`` if it is not that of their costs; "" if it is, or if the phrase does not describe it."""
     from ddpdoctor.diagnose.verdict import BOUND_DISCOUNT
 
-    rows = [finding for finding in findings if not finding.caused_by]
-    costs = [finding.share or finding.share_of_run or 0.0 for finding in rows]
+    rows = [each for each in findings if not each.caused_by and (each.share or each.share_of_run)]
+    costs = [each.share or each.share_of_run or 0.0 for each in rows]
     weights = [
         cost / (BOUND_DISCOUNT if finding.at_most or finding.estimated else 1.0)
         for cost, finding in zip(costs, rows, strict=True)
     ]
-    known = [weight for weight in weights if weight]
-    if costs == sorted(costs, reverse=True) or known != sorted(known, reverse=True):
+    if costs == sorted(costs, reverse=True) or weights != sorted(weights, reverse=True):
         return ""
     return f"order: by cost; ≤ and ≈ count 1/{BOUND_DISCOUNT:.0f}"
 

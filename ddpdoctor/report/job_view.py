@@ -107,7 +107,7 @@ def _job_rows(job: Job) -> list[tuple[str, str]]:
         ("Command", command_line(job.command)),
         ("Started", _utc_time(job.started_ns)),
         ("Duration", "" if job.duration_s is None else words.seconds(job.duration_s)),
-        ("Exit code", "" if job.exit_code is None else str(job.exit_code)),
+        ("Launcher exit code", "" if job.exit_code is None else str(job.exit_code)),
     ]
     return [(name, value) for name, value in rows if value]
 
