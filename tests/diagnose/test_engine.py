@@ -164,7 +164,7 @@ def test_a_cost_that_is_not_there_is_nothing_found_only_where_somebody_looked() 
     outcome = run(looked, blind)
     assert [entry.rule for entry in outcome.checked] == ["a/looked"]
     assert [(entry.rule, entry.why) for entry in outcome.skipped] == [
-        ("a/blind", "not measured: kernels, by a profiler window")
+        ("a/blind", "not measured: GPU kernels, from a profiler window")
     ]
 
 
@@ -179,7 +179,7 @@ def test_needs_and_conditions_skip_with_the_reason() -> None:
         "a/lacks", applies=[{"when": "job.ranks_seen > 2.0", "otherwise": "one recorded", "lacks_data": True}]
     )
     assert [(entry.why, entry.applies) for entry in run(needs, applies, lacks).skipped] == [
-        ("not measured: the load of the hosts", True),
+        ("not measured: host load", True),
         ("two ranks only", False),
         ("one recorded", True),
     ]
@@ -372,7 +372,7 @@ def test_what_no_rule_could_look_at_is_not_healthy(others: list[Rule], share: fl
     outcome = run(rule("a/lacks", **LACKS), *others, facts=facts)
     healthy, sentence = verdict(outcome, coverage=Coverage(50, 2))
     assert (healthy, sentence.rule) == (not open_, None)
-    told = "30 ms of a 100 ms step on average may be a problem, but a/lacks lacked data (not measured: which device the job uses)."
+    told = "30 ms of a 100 ms step on average may be a problem, but a/lacks lacked data (not measured: the device type)."
     assert (sentence.headline == f"Cannot tell: {told}") == open_, sentence.headline
 
 

@@ -243,7 +243,7 @@ def test_memory_that_is_used_up(tmp_path, ranks: int) -> None:
     assert diagnosis.facts["hang"]["died"]["kind"] == "memory"
     headline = diagnosis.verdict.headline
     assert headline.startswith("The job failed: rank 1 was OOM-killed by the kernel (SIGKILL)")
-    assert headline.endswith("(exit code 1)") and "is the last it recorded" in headline
+    assert headline.endswith("(launcher exit code 1)") and "is the last it recorded" in headline
 
 
 @pytest.mark.torchrun

@@ -139,7 +139,7 @@ def test_a_match_that_is_not_credible_is_refused():
 @pytest.mark.parametrize("name", SINGLE_RANK_WITH_COLLECTIVES)
 def test_one_rank_cannot_tell_waiting_from_transfer(name):
     measurement = of(name)
-    assert any(note.startswith("One rank's trace cannot show") for note in measurement.notes)
+    assert any(note.startswith("The trace of one rank cannot show") for note in measurement.notes)
     assert accused(measurement) == {} and measurement.facts.communication.wait_ms is None
 
 

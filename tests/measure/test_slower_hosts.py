@@ -102,7 +102,7 @@ def test_the_price_of_an_idle_device_is_that_of_the_runs_steps(tmp_path, profile
     assert gpu.busy_share == pytest.approx(10 / 18.5, rel=0.03)
     assert gpu.idle_share == pytest.approx(8.5 / 18.5, rel=0.03)
     assert found.facts.breakdown["compute"] == pytest.approx(10 / 18.5, rel=0.03)
-    notes = [note for note in found.notes if "While the profiler was open" in note]
+    notes = [note for note in found.notes if "With the profiler open" in note]
     assert len(notes) == (profiled_ms > 0), found.notes
     assert not notes or f"a step took {18.5 + profiled_ms:.3g} ms instead of 18.5 ms" in notes[0]
 
@@ -126,4 +126,4 @@ def test_a_window_with_more_work_than_the_profiler_explains_is_taken_as_it_is(tm
     found = measured(run_of(tmp_path, 31.5, kernel_ms=2.4))
     shared = found.facts.shared
     assert shared.launch.ms_per_step + shared.host.ms_per_step == pytest.approx(26.0, abs=0.3)
-    assert not any("While the profiler was open" in note for note in found.notes)
+    assert not any("With the profiler open" in note for note in found.notes)

@@ -436,7 +436,7 @@ def test_all_stand_for_as_long_as_the_headline_says(tmp_path):
 def test_dumps_beside_a_job_that_is_over_tell_why_it_hung(tmp_path):
     run = Stopped(tmp_path / "run")
     beside = write(tmp_path / "dumps", replace(pipelined(), host_stops={8: 9}))
-    assert analyze([beside]).verdict.headline.startswith("The job hung: rank 8 did not arrive")
+    assert analyze([beside]).verdict.headline.startswith("The job hung: rank 8 never entered the all_reduce")
     over = analyze([str(run.path), beside])
     assert over.verdict.headline.startswith("The job hung; last seen: rank 8 ")
     assert over.facts["hang"]["lasts"] is False

@@ -67,7 +67,7 @@ def test_a_device_that_is_slower_now_and_then(logs_of) -> None:
     assert timed is not None
     beside = rare_costs(RareSource(graph_of_logs(timed), LogSourceLines(timed), RARE_ON_DEVICE))
     alone = measure(logs, [], {})
-    assert any("CUDA events, which show when" in note for note in alone.notes)
+    assert any("with CUDA events" in note for note in alone.notes)
     for compute in (alone.facts.late.compute, beside["late.compute"]):
         assert compute is not None and compute.ranks == [1]
         assert compute.occurrence_ms == pytest.approx(18.0, abs=3.0)
