@@ -244,7 +244,9 @@ class HangMonitor:
 
     def _reason_not_to_kill(self, candidate: HangCandidate, current: list[WatchedRank]) -> str | None:
         if not candidate.blocking and self._on_this_host(current):
-            return "all ranks of this host wait for ranks of other hosts, where the one has to be ended that they wait for"
+            return (
+                "all ranks of this host wait for ranks of other hosts; end the rank that they wait for there"
+            )
         if not candidate.waiting and not all(rank.alive for rank in candidate.blocking):
             return "a rank has died, and no other is known to wait for it"
         return None

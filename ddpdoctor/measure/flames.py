@@ -196,7 +196,7 @@ def flame_graphs(
         groups = [("all steps", numbers)]
         late_numbers = late[position] & numbers
         if late_numbers and (other_numbers := measured & numbers - late_numbers):
-            groups += [("late steps", late_numbers), ("usual steps", other_numbers)]
+            groups += [("late steps", late_numbers), ("other steps", other_numbers)]
         yield log.rank, _flame_graph(samples, position, groups)
 
 

@@ -339,7 +339,8 @@ def _unfinished(tables: Sequence[Table], ranks: Iterable[int]) -> dict[int, tupl
             number
             for number in pending
             if any(
-                number not in record.pending and (record.last or -1) >= number for record in records.values()
+                number not in record.pending and record.last is not None and record.last >= number
+                for record in records.values()
             )
         }
         for rank, record in records.items():

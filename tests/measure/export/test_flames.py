@@ -80,6 +80,6 @@ def test_the_late_steps_are_those_of_the_report(tmp_path):
     documents = dict(flame_graphs(logs.logs, {}, range(60)))
     assert [profile["name"] for profile in documents[1]["profiles"][1:]] == [
         f"rank 1: late steps ({late.steps}, {late.samples:,} samples; ms per step)",
-        f"rank 1: usual steps ({other.steps}, {other.samples:,} samples; ms per step)",
+        f"rank 1: other steps ({other.steps}, {other.samples:,} samples; ms per step)",
     ]
     assert len(documents[0]["profiles"]) == 1
