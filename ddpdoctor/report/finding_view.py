@@ -122,6 +122,11 @@ def _view(
             for e in finding.evidence[:_MAX_PER_FINDING]
         ],
         places=[place(where) for where in finding.where[:_MAX_PER_FINDING]],
+        # At the top: the first line, or that of each rank.
+        spots=[
+            (place(where), where.process if len(lines_of_ranks(finding)) > 1 else "")
+            for where in lines_of_ranks(finding)[:_MAX_RANK_LINES]
+        ],
         fixes=[_fix(finding, fix) for fix in finding.fixes[:_MAX_PER_FINDING]],
         cause=cause,
         limits=words.paragraphs(finding.limits),
@@ -261,6 +266,27 @@ def place(where: CodeLine) -> Place:
         else samples,
         inside,
     )
+
+
+def lines_of_ranks(finding: Finding) -> list[Where]:
+    """The finding's lines if they are of several ranks, one each; else the first one."""
+    of_ranks = [where for where in finding.where if (where.process or "").startswith("rank ")]
+    return of_ranks if len(of_ranks) > 1 else finding.where[:1]
+
+
+def who_and_where(finding: Finding, ranks: str) -> str:
+    """The ranks (``ranks`` as text) and the line, or each rank with its own: "rank 0 at a.py:1 in f; rank 1 at b.py:2 in g"."""
+    shown = lines_of_ranks(finding)
+    places = [" in ".join(filter(None, (each.short, each.function))) for each in map(place, shown)]
+    if len(shown) < 2:
+        return ", at ".join([ranks, *places])
+    pairs = [f"{where.process} at {text}" for where, text in zip(shown, places, strict=True)]
+    return "; ".join(pairs[:_MAX_RANK_LINES]) + (
+        f" and {len(pairs) - _MAX_RANK_LINES} more" if len(pairs) > _MAX_RANK_LINES else ""
+    )
+
+
+_MAX_RANK_LINES = 4
 
 
 def snippet(finding: Finding, fix: Fix) -> str:

@@ -29,10 +29,12 @@ from ddpdoctor.report.finding_view import (
     evidence_value,
     evidence_words,
     filled_columns,
+    lines_of_ranks,
     location,
     order_words,
     place,
     snippet,
+    who_and_where,
 )
 from ddpdoctor.report.job_view import Table as TextTable
 from ddpdoctor.report.summary import (
@@ -77,6 +79,8 @@ _MIN_SECONDS_MS = 10_000
 """Costs of at least this are shown in seconds."""
 _GAP = "   "
 """Separator between two entries of the legend."""
+_MAX_PLACES = 2
+"""Maximum number of ranks whose own lines are shown without ``verbose``."""
 _MAX_RANKS_WIDTH = 16
 """Maximum width of the column "who", which may wrap."""
 
@@ -127,9 +131,7 @@ def _print_main_finding(main: Finding | None, diagnosis: Diagnosis, console: Con
     """Print the ranks, the source line and the first fix of the main finding. Prints nothing without a finding."""
     if main is None:
         return
-    found = place(main.where[0]) if main.where else None
-    where = f", at {' in '.join(filter(None, (found.short, found.function)))}" if found else ""
-    print_line(console, f"Who: {words.who(main, diagnosis)}{where}")
+    print_line(console, f"Who: {who_and_where(main, words.who(main, diagnosis))}")
     if main.fixes:
         print_line(console, f"{words.fix_label(main.fixes[0])}: {main.fixes[0].title}", "bold")
 
@@ -363,8 +365,8 @@ def _print_finding(finding: Finding, console: Console, verbose: bool) -> None:
 
 
 def _print_places(finding: Finding, console: Console, verbose: bool) -> None:
-    """Print the source lines and their callers; without ``verbose`` only those of the first place."""
-    for shown in map(place, finding.where[: MAX_LISTED if verbose else 1]):
+    """Print the source lines and their callers; without ``verbose`` only the first one, or one of each rank."""
+    for shown in map(place, finding.where[:MAX_LISTED] if verbose else lines_of_ranks(finding)[:_MAX_PLACES]):
         if verbose:
             print_line(console, f"  at {shown.full} in {shown.function}")
         if shown.callers or (shown.text and not verbose):

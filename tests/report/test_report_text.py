@@ -353,6 +353,21 @@ def test_the_order_of_costs_is_explained_if_it_is_not_theirs():
         assert "order:" not in shown(replace(samples.unhealthy(), findings=others))
 
 
+def test_each_rank_is_named_with_its_own_line():
+    lines = [
+        Where(file="/w/a.py", line=1, function="f", process="rank 0"),
+        Where(file="/w/b.py", line=2, function="g", process="rank 1"),
+    ]
+    first, *_ = samples.unhealthy().findings
+    found = replace(samples.unhealthy(), findings=[replace(first, ranks=[0, 1], where=lines)])
+    text = shown(found)
+    assert "Who: rank 0 at a.py:1 in f; rank 1 at b.py:2 in g" in text
+    assert "a.py:1 f ← rank 0" in text and "b.py:2 g ← rank 1" in text
+    assert "</code> on rank 0; <code" in render_html(found)
+    alone = replace(found, findings=[replace(first, ranks=[0, 1], where=lines[:1])])
+    assert "Who: ranks 0, 1, at a.py:1 in f" in shown(alone)
+
+
 def test_the_only_rank_recorded_is_named_as_such():
     unhealthy = samples.unhealthy()
     job = replace(unhealthy.job, world_size=2, ranks_seen=[1])

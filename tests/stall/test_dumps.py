@@ -77,7 +77,9 @@ def test_whether_ranks_without_a_dump_arrived_is_unknown(tmp_path, case):
     assert finding.ranks == [9, 14]
     assert "whether ranks 9 and 14 arrived is unknown: they left no dump" in diagnosis.verdict.headline
     told = " ".join([finding.title, finding.explanation, diagnosis.verdict.headline])
-    assert not re.search(r"have not (?:arrived|reached|issued)|are missing|did not arrive|never entered|at fault:", told)
+    assert not re.search(
+        r"have not (?:arrived|reached|issued)|are missing|did not arrive|never entered|at fault:", told
+    )
     assert not any(each.guilty for each in diagnosis.standing if each.rank in (6, 7))
 
 
