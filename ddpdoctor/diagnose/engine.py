@@ -332,13 +332,13 @@ class _Run:
             persistence=persistence,
             where=[msgspec.convert(entry, Where) for entry in names["where"]],
             costs_ms_per_step=cost["ms_per_step"] if cost else None,
-            costs_ms_per_step_range=_range_ms(cost),
+            costs_ms_per_step_range=facts_view.range_ms(cost),
             share=cost["share"] if cost else None,
             costs_s=costs_s,
             share_of_run=None if costs_s is None or not run["wall_s"] else min(costs_s / run["wall_s"], 1.0),
             happens_once=once_s is not None and not rule.recurs,
             speedup_if_fixed=cost["speedup"] if cost and marked else None,
-            speedup_if_fixed_range=_speedups(cost) if marked else None,
+            speedup_if_fixed_range=facts_view.speedups(cost) if marked else None,
             at_most=cost is not None and self._is_upper_bound(),
             estimated=cost is not None and rule.upper_bound is False,
             coverage=Coverage(seen or self.coverage.steps, self.coverage.ranks),
@@ -479,23 +479,6 @@ class _Run:
                 reason = " ".join(str(error).split())[:300]
                 self.errors.append(f"{self.rule.id}: fix {number} is skipped: {reason}")
         return found
-
-
-def _range_ms(cost: dict[str, Any] | None) -> list[float] | None:
-    """[low, high] ms per step; None without an interval."""
-    if cost is None or cost["low_ms_per_step"] is None or cost["high_ms_per_step"] is None:
-        return None
-    return [cost["low_ms_per_step"], cost["high_ms_per_step"]]
-
-
-def _speedups(cost: dict[str, Any] | None) -> list[float] | None:
-    """[low, high] of the speed-up, computed for the step time that the cost's share refers to; None if the cost has no interval, or if the
-    upper end of the interval is the whole step."""
-    ends_ms = _range_ms(cost)
-    if cost is None or ends_ms is None or not cost["share"]:
-        return None
-    step_ms = cost["ms_per_step"] / cost["share"]
-    return [step_ms / (step_ms - end_ms) for end_ms in ends_ms] if ends_ms[1] < step_ms else None
 
 
 def _fix(fix: FixText, names: dict[str, Any], common: Common) -> Fix:

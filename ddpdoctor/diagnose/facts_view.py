@@ -117,6 +117,23 @@ def missing_measurements(paths: Sequence[str]) -> str:
     )
 
 
+def range_ms(cost: dict[str, Any] | None) -> list[float] | None:
+    """Interval [low, high] of a cost, ms per step; None without an interval."""
+    if cost is None or cost["low_ms_per_step"] is None or cost["high_ms_per_step"] is None:
+        return None
+    return [cost["low_ms_per_step"], cost["high_ms_per_step"]]
+
+
+def speedups(cost: dict[str, Any] | None) -> list[float] | None:
+    """Interval [low, high] of the speedup, for the step time that the cost's share refers to; None if the cost has no interval, or if the
+    upper end of the interval is the whole step."""
+    ends_ms = range_ms(cost)
+    if cost is None or ends_ms is None or not cost["share"]:
+        return None
+    step_ms = cost["ms_per_step"] / cost["share"]
+    return [step_ms / (step_ms - end_ms) for end_ms in ends_ms] if ends_ms[1] < step_ms else None
+
+
 def unit_of(path: str) -> str:
     """Return the unit in a fact's name; "" if it has none."""
     name = path.rpartition(".")[2]

@@ -37,24 +37,20 @@ MOST_EVENTS = 256
 """Upper limit of the events written per step (some 20 kB of text); of the rest, only number and total duration are written."""
 FULL_COST_FACTOR = 7
 """Extra cost of recording a step in full instead of only its times, as a multiple of the measured duration of ``end_step``. Timed
-inside real steps, where the CPU caches contain the model and not the hook's code: all calls of the hook together take 270 to 300
-us in a full step and 80 to 90 us in a brief one; ``end_step`` of a full step takes 30 us. If called in a loop, they take a tenth
-of that."""
+inside real steps: all calls of the hook take 270 to 300 us in a full step and 80 to 90 us in a brief one, ``end_step`` 30 us."""
 COUNTERS_EVERY_NS = 250_000_000
-"""The thread's counters are read at both ends of about one step in this many ns, because that takes a system call, which costs as
-much as several events. These are the steps whose number is 1 modulo a power of two, so that all ranks read the counters in the
-same steps."""
+"""The thread's counters are read at both ends of about one step in this many ns, because that takes a system call. These are the steps
+whose number is 1 modulo a power of two, the same on all ranks."""
 _MOST_COUNTERS_MASK = 63
 """At the lowest rate, the counters are read at two successive step ends in 64."""
 
 MOST_DRIFT_NS = 50_000
-"""Largest plausible change of the offset between the two clocks from one reading to the next, ns. If the change is larger, either
-the clock was set, or the thread lost its CPU between reading the first and the second clock, so that the offset read is too
-small."""
+"""Largest plausible change of the offset between the two clocks from one reading to the next, ns. If it is larger, the clock was set,
+or the thread lost its CPU between the two clocks."""
 _MOST_LOST = 10
 Cut = tuple[int, int, int, int]
-"""A possible end of a step: perf_counter_ns, number of the step's events before it, and the thread's total times so far, ns, on a
-CPU and waiting for one. The last two are -1 if unknown."""
+"""A possible end of a step: perf_counter_ns, number of events before it, and the thread's total ns on a CPU and waiting for one (-1:
+unknown)."""
 _CLOCK, _CPU, _DELAY = 0, 2, 3
 """Indices of a ``Cut``."""
 _FORWARD_END = re.compile(f"{EventField.FORWARD_END_NS.key}(-?[0-9]+)")
@@ -94,17 +90,14 @@ class Recorder:
         self.calls = Calls(spool)
         self.heartbeat = Heartbeat(spool)
         self.brief_until = 0
-        """Steps before this one may be brief: their times are kept in the heartbeat's page, until those of several steps are
-        written to the log together."""
+        """Steps before this one may be brief: their times are kept in the heartbeat's page, and written together."""
         self._written = 0
         """Number of the first step that is not yet in the log."""
         self._writing: Any = RLock()
-        """Held while lines are written. If a signal handler of the job interrupts the writing, and itself ends a step or saves a
-        checkpoint, its thread already holds the lock (``_is_owned``)."""
+        """Held while lines are written. A signal handler of the job that interrupts the writing may own it (``_is_owned``)."""
         self.thinning = Thinning()
         self.lost: list[tuple[int, int]] = []
-        """First and last number of each series of steps that were not written because there was no room. The list has an upper
-        limit, so the last pair may also include steps that were written."""
+        """First and last number of each series of steps that were not written for lack of room; the last pair may include others."""
         self._overflow = [0, 0]
         self._saved = -1
         self._evaluations = [0, 0, 0]
@@ -167,9 +160,8 @@ class Recorder:
         active.record(full=True)
 
     def record_new_training(self) -> None:
-        """Record the next steps in full, because they may be of another model. For each of the first few trainings, thinning
-        starts again from one in one. For later ones only the rest of the current block is full, so that recording costs no more
-        in a job of many trainings than in others."""
+        """Record the next steps in full, because they may be of another model. For the first few trainings, thinning starts again;
+        for later ones, only the rest of the current block is full, so that many trainings cost no more."""
         if self._trainings < _MOST_TRAININGS:
             self._trainings += 1
             self.thinning.restart(self.step)
@@ -180,8 +172,7 @@ class Recorder:
             active.record(full=True)
 
     def add(self, start: int, duration: int, fields: str) -> None:
-        """Append an event: its start (perf_counter_ns), its duration (ns), and the other fields of its JSON object as text, its
-        kind first."""
+        """Append an event: start (perf_counter_ns), duration (ns), and its other fields as JSON text, its kind first."""
         if len(self.events) < MOST_EVENTS:
             self.events.append((start, duration, fields))
         else:
@@ -200,8 +191,7 @@ class Recorder:
         self._evaluations[2] += 1
 
     def cut(self, at: int) -> Cut:
-        """Return a cut at ``at``, perf_counter_ns, with the thread's counters as they are now; -1 if they are unknown, or were
-        not read to save time."""
+        """Return a cut at ``at``, perf_counter_ns, with the thread's counters now; -1 if unknown, or not read to save time."""
         if self._evaluations[2] or self._overflow[0]:
             self._append_totals()
         if self.step & self._counters_mask > 1:
@@ -263,8 +253,7 @@ class Recorder:
             del self.marks[:], self.events[: end[1]]
             try:
                 numbers[STEPS_AT + 1] = end[0] + zero
-                # All times in the page must have the same epoch offset, so the end of this step, which is the start of the next
-                # one, gets the next one's.
+                # All times in the page have the same epoch offset, so the end of this step gets that of the next one.
                 numbers[ENDS_AT + (number & ENDS_MASK)] = end[0] + next_zero
                 numbers[WRITTEN_AT] = numbers[STEPS_AT] = number
             except ValueError:  # the page is closed: the recording has ended
