@@ -3,7 +3,7 @@
 torchrun --standalone --nproc-per-node 2 job.py --fault slow-data
 
 This is an ordinary training script except for ``--fault``, which selects one of the usual mistakes that make such jobs slow.
-The script does not use ddpdoctor or any other profiler.
+The script uses no profiler.
 """
 
 import argparse

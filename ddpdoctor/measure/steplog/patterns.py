@@ -138,7 +138,6 @@ _LEAST_S = 1e-9
 """Lower limit of a length before its logarithm is taken."""
 _QUANTILE_SCATTER_RATIO = 1.6
 """For normal lengths and the 30 % quantile: scatter of the shorter steps around the quantile / their scatter around their own median."""
-_QUARTERS = 4
 _NORMAL_PER_DIFFERENCE = 0.886
 """For normal values: standard deviation / mean absolute difference of two = sqrt(pi) / 2."""
 
@@ -371,7 +370,7 @@ def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
 def _is_throughout(blocks: Array) -> bool:
     """Whether the blocks get longer from each quarter of the series to the next, unlike disturbances by a busy machine, which come and
     go."""
-    increases = np.diff([np.median(quarter) for quarter in np.array_split(blocks, _QUARTERS)])
+    increases = np.diff([np.median(quarter) for quarter in np.array_split(blocks, 4)])
     return bool((increases >= _TUNING.each_quarter * increases.sum()).all())
 
 
