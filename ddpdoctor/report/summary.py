@@ -121,9 +121,9 @@ _MIN_STEP_DIFFERENCE = 0.02
 def _total_sentence(finding: Finding) -> str:
     """A sentence on the cost of a finding whose lost time is known for the run only, not per step."""
     share = finding.share_of_run
-    share_text = "" if share is None else f", {words.percent(share)} of its time"
-    once = ", once" if finding.happens_once else ""
-    return f"It costs {words.seconds(finding.costs_s)} of this run{share_text}{once}."
+    share_text = "" if share is None else f", {words.percent(share)} of its wall time"
+    cost = "It cost, once," if finding.happens_once else "It costs"
+    return f"{cost} {words.seconds(finding.costs_s)} of this run{share_text}."
 
 
 def _saving_sentence(limit: str, finding: Finding, gain: str, diagnosis: Diagnosis) -> str:
@@ -214,7 +214,7 @@ _MIN_OTHER_SHARE = 0.005
 
 def run_line(diagnosis: Diagnosis) -> str:
     """One line on the wall time of the run: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %
-    (400 steps × typical step time of 19.5 ms / wall time)". Empty if the launcher's start and end are unknown."""
+    (400 steps × median undisturbed step of 19.5 ms / wall time)". Empty if the launcher's start and end are unknown."""
     parts_s = words.run_parts(diagnosis, _MIN_PART_SHARE, _MIN_OTHER_SHARE)
     if not parts_s:
         return ""
@@ -234,15 +234,15 @@ def run_line(diagnosis: Diagnosis) -> str:
 
 
 def goodput_formula(diagnosis: Diagnosis, goodput: float) -> str:
-    """How the goodput was calculated: "243 steps × typical step time of 21.6 ms / wall time". The step time is the one that the
+    """How the goodput was calculated: "243 steps × median undisturbed step of 21.6 ms / wall time". The step time is the one that the
     calculation used: the median of ordinary steps, or their mean if that is lower."""
     wall_s, steps = words.number_fact(diagnosis, "run.wall_s"), _useful_steps(diagnosis)
     if words.lookup(diagnosis.facts, "run.trainings"):
-        return "number of steps × typical step time of each training / wall time"
+        return "number of steps × median undisturbed step of each training / wall time"
     if not steps or not wall_s or not 0.0 < goodput < 1.0:
-        return "number of steps × typical step time / wall time"
+        return "number of steps × median undisturbed step / wall time"
     step = words.milliseconds(1e3 * goodput * wall_s / steps)
-    return f"{words.count(steps, 'step')} × typical step time of {step} / wall time"
+    return f"{words.count(steps, 'step')} × median undisturbed step of {step} / wall time"
 
 
 def _useful_steps(diagnosis: Diagnosis) -> int:

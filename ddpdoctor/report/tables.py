@@ -61,7 +61,7 @@ def memory_line(diagnosis: Diagnosis) -> str:
     tensors = _largest(m.allocated_peak_bytes for m in known)
     reserved = _largest(m.reserved_peak_bytes for m in known)
     total = _largest(m.device_total_bytes for m in known)
-    of_most = " on the rank that used most" if len(known) > 1 else ""
+    of_most = " on the rank that used the most" if len(known) > 1 else ""
     each = " per rank" if len(known) > 1 else ""
     free = words.number_fact(diagnosis, "memory.headroom_bytes")
     # The headroom is that of the devices, or of the host for a job on CPUs.

@@ -76,14 +76,14 @@ RECORDINGS = {
 
 EXCLUDED = {
     "thinned": "recorded without forward/backward/optimizer times",
-    "no collective that all ranks share": "without a collective that all ranks recorded",
+    "no collective that all ranks share": "with no collective recorded on all ranks",
     "no measured step before it": "directly after an excluded step",
     "no step before it in the window": "at the start of the profiler window",
     "evaluation": "with an evaluation",
-    "disturbed by the profiler": "at the profiler's start or stop",
+    "disturbed by the profiler": "slowed by starting or stopping the profiler",
     "inside the profiled window": "with the profiler active",
     "no collectives matched": "without matched collectives",
-    "single pause": "in a pause",
+    "single pause": "in or directly after a pause",
 }
 """Labels of the reasons for excluding steps, to follow a number of steps. Other reasons are shown unchanged."""
 

@@ -305,7 +305,7 @@ def test_the_parts_of_a_run_add_up():
     }
     facts = {**samples.unhealthy().facts, "run": {**run, "goodput": 0.25, "steps": 100}}
     text = " ".join(shown(replace(samples.unhealthy(), facts=facts)).split())
-    formula = "100 steps × typical step time of 26.8 ms / wall time"
+    formula = "100 steps × median undisturbed step of 26.8 ms / wall time"
     assert f"+ end 1.40 s + other 0.101 s; goodput 25 % ({formula})" in text
 
 
@@ -314,14 +314,14 @@ def test_the_parts_of_a_run_add_up():
     [
         (
             {"attempts": [{"steps": 60}, {"steps": 50}]},
-            "110 steps × typical step time of 25.0 ms / wall time",
+            "110 steps × median undisturbed step of 25.0 ms / wall time",
         ),
         (
             {"attempts": [{"steps": 60}, {"steps": 50}], "restarts": {"repeated_steps": 10}},
-            "100 steps × typical step time of 27.5 ms / wall time",
+            "100 steps × median undisturbed step of 27.5 ms / wall time",
         ),
-        ({"trainings": [{"steps": 60}]}, "number of steps × typical step time of each training / wall time"),
-        ({"steps": None}, "number of steps × typical step time / wall time"),
+        ({"trainings": [{"steps": 60}]}, "number of steps × median undisturbed step of each training / wall time"),
+        ({"steps": None}, "number of steps × median undisturbed step / wall time"),
     ],
 )
 def test_the_goodput_says_which_step_time_it_uses(more, formula):
