@@ -37,7 +37,8 @@ def with_memory(*memory: RankMemory | None, **facts: object) -> Diagnosis:
 def test_the_line_has_the_fullest_rank_and_the_unused_memory():
     found = with_memory(ON_HOST, RankMemory(process_bytes=GB), headroom_bytes=9 * GB)
     assert memory_line(found) == (
-        "peak host memory: 2 GiB on the rank that used the most, up to 512 MiB more in child processes; at least 9 GiB per rank was never used"
+        "peak host memory: 2 GiB on the rank that used the most, up to 512 MiB more in child processes; at least 9 GiB per rank "
+        "was never used"
     )
     screen = io.StringIO()
     print_terminal(found, Console(file=screen, width=160))
@@ -47,8 +48,8 @@ def test_the_line_has_the_fullest_rank_and_the_unused_memory():
 def test_device_memory_comes_before_process_memory():
     line = memory_line(with_memory(ON_DEVICE, ON_DEVICE, headroom_bytes=9 * GB))
     assert line.startswith(
-        "peak device memory: 70 GiB of 80 GiB reserved on the rank that used the most, up to 60 GiB of it by tensors; at least 9 GiB per rank "
-        "was never used; peak host memory: "
+        "peak device memory: 70 GiB of 80 GiB reserved on the rank that used the most, up to 60 GiB of it by tensors; at least 9 GiB per "
+        "rank was never used; peak host memory: "
     )
     assert line.count("never used") == 1
 
