@@ -250,7 +250,10 @@ def test_where_all_wait_for_other_hosts_it_is_said_who_has_to_end_the_job(tmp_pa
     watching.watch._poll()
     told = watching.warnings()
     assert "all ranks wait for others" in told
-    assert "the job is not ended: all ranks of this host wait for ranks of other hosts; end the rank that they wait for there" in told
+    assert (
+        "the job is not ended: all ranks of this host wait for ranks of other hosts; end the rank that they wait for there"
+        in told
+    )
 
 
 def test_one_that_computes_while_other_hosts_may_wait_for_it_is_told_there(tmp_path) -> None:

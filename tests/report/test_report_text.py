@@ -320,7 +320,10 @@ def test_the_parts_of_a_run_add_up():
             {"attempts": [{"steps": 60}, {"steps": 50}], "restarts": {"repeated_steps": 10}},
             "100 steps × median undisturbed step of 27.5 ms / wall time",
         ),
-        ({"trainings": [{"steps": 60}]}, "number of steps × median undisturbed step of each training / wall time"),
+        (
+            {"trainings": [{"steps": 60}]},
+            "number of steps × median undisturbed step of each training / wall time",
+        ),
         ({"steps": None}, "number of steps × median undisturbed step / wall time"),
     ],
 )
