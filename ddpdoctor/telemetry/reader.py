@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ddpdoctor.plain import MARK, plain
 from ddpdoctor.rundir import TELEMETRY_SCHEMA, Note, bounded_lines, parsed, reading, recorded_notes
 from ddpdoctor.rundir.files import broken_lines, ignored, unreadable
 from ddpdoctor.rundir.typed import TELEMETRY_HEADER, TELEMETRY_SAMPLE, fitting, is_moment
@@ -67,9 +68,17 @@ class Telemetry:
         return self._times(), np.full(len(self.samples), np.nan) if values is None else values
 
     def other_programs(self) -> tuple[npt.NDArray[np.int64], list[list[dict[str, Any]] | None]]:
-        """The programs outside of the job that used most CPU; None in samples without a reading."""
+        """The programs outside of the job that used most CPU; None in samples without a reading. A process chooses its own name, so names
+        are put on one line, without backticks, which would end the code span in reports."""
         return self._times(), [
-            _dicts(sample["others"]) if "others" in sample else None for sample in self.samples
+            [
+                each | {"name": plain(each["name"]).replace("`", MARK)}
+                for each in _dicts(sample["others"])
+                if all(each.get(name) is not None for name in ("name", "cores", "processes"))
+            ]
+            if "others" in sample
+            else None
+            for sample in self.samples
         ]
 
     @cached_property
