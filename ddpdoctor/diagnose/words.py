@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.diagnose.worker_count import WAITS_SHARE, workers
-from ddpdoctor.measure.places import place_in_loop
+from ddpdoctor.measure.places import is_own_process, place_in_loop
 from ddpdoctor.nearest import did_you_mean
 from ddpdoctor.plain import plain
 from ddpdoctor.rundir import ranks_in_words, tensors_in_words
@@ -165,7 +165,7 @@ def line(where: Any) -> str:
 def _lines_of_ranks(where: Any) -> list[Mapping[str, Any]]:
     """Those of several lines that are each of one rank."""
     lines = where if isinstance(where, Sequence) and not isinstance(where, str) else []
-    return [each for each in lines if (each.get("process") or "").startswith("rank ")]
+    return [each for each in lines if is_own_process(each.get("process"))]
 
 
 def _preposition(where: Any) -> str:
@@ -297,6 +297,12 @@ def slow_workers(where: Sequence[Mapping[str, Any]], after: str = "") -> str:
     return f"{after}{found['process']} {'is' if found['process'].startswith('worker ') else 'are'} slow{at(found)}"
 
 
+def programs(used: Sequence[Mapping[str, Any]]) -> str:
+    """Sentence on the programs outside of the job that used most CPU; "" if there is none."""
+    listed = ", ".join(f"`{each['name']}` ({count(each['cores'], 'core')})" for each in used)
+    return f"Programs outside of the job that used most CPU: {listed}." if listed else ""
+
+
 def preparation(loader: Mapping[str, Any]) -> str:
     """Sentences on batch preparation by the workers of a loader, to append to others; "" if it was not recorded."""
     rank, lines, slow = loader["workers_rank"], loader["worker_where"], loader["slow_worker"]
@@ -383,7 +389,7 @@ def _environment() -> jinja2.Environment:
     filters = (
         *(ms, percent, size, number, hours, count, ordinal, since, sentence),
         *(line, call, at, in_forward, often, beside_others),
-        *(stopped, condition, all_ranks, others, headroom, preparation, slow_workers),
+        *(stopped, condition, all_ranks, others, headroom, preparation, programs, slow_workers),
     )
     environment.filters |= {function.__name__: function for function in filters}
     environment.filters |= {function.__name__: in_job(function) for function in (ranks, verb, waiting)}

@@ -25,6 +25,19 @@ Stack = tuple[CodeLine, ...]
 calls the user's hooks may be among them."""
 
 
+def own_process(rank: int) -> str:
+    """:attr:`Where.process` of a line that only one of the named ranks runs."""
+    return f"{_OWN_PROCESS}{rank}"
+
+
+def is_own_process(process: str | None) -> bool:
+    """Whether a :attr:`Where.process` is of :func:`own_process`."""
+    return (process or "").startswith(_OWN_PROCESS)
+
+
+_OWN_PROCESS = "rank "
+
+
 def place_in_loop(files: Sequence[str]) -> int:
     """Return the position of the outermost line in the training loop, given the files of a line and its callers: the outermost line
     that a framework's loop calls, else the outermost line."""

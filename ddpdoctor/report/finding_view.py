@@ -12,7 +12,7 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Evidence, Finding, Fix
 from ddpdoctor.diagnose.words import THIS_WORK
-from ddpdoctor.measure.places import CodeLine, Where
+from ddpdoctor.measure.places import CodeLine, Where, is_own_process
 from ddpdoctor.report import words
 from ddpdoctor.rundir import parsed_python
 
@@ -270,7 +270,7 @@ def place(where: CodeLine) -> Place:
 
 def lines_of_ranks(finding: Finding) -> list[Where]:
     """The finding's lines if they are of several ranks, one each; else the first one."""
-    of_ranks = [where for where in finding.where if (where.process or "").startswith("rank ")]
+    of_ranks = [where for where in finding.where if is_own_process(where.process)]
     return of_ranks if len(of_ranks) > 1 else finding.where[:1]
 
 

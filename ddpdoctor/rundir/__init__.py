@@ -71,8 +71,10 @@ from .layout import (
     FLIGHT_FILE,
     HANG_FLIGHT_FILE,
     MANIFEST_FILE,
+    MAX_PROGRAMS,
     MEMORY_FILE,
     MEMORY_SCHEMA,
+    MIN_PROGRAM_CORES,
     MOST_CAPTURES,
     PROGRESS_FILE,
     RANK_FILE,
@@ -129,6 +131,7 @@ from .spool import (
 )
 from .stepevents import (
     HELD_NS,
+    POINT_TO_POINT,
     CallField,
     EventField,
     EventKind,

@@ -69,6 +69,18 @@ class EventKind(_Name):
         return f'{EventField.KIND.key}"{self.value}"'
 
 
+POINT_TO_POINT = (
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    "batch_isend_irecv",
+    "send_object_list",
+    "recv_object_list",
+)
+"""Names of torch's point-to-point messages. Ranks that are not involved call nothing, so these are not counted as calls of the group."""
+
+
 class EventField(_Name):
     """The fields of an event. Offsets are ns from the step's start."""
 

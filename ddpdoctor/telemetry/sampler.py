@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddpdoctor.rundir import TELEMETRY_FILE, TELEMETRY_SCHEMA, Note
+from ddpdoctor.rundir import MAX_PROGRAMS, MIN_PROGRAM_CORES, TELEMETRY_FILE, TELEMETRY_SCHEMA, Note
 from ddpdoctor.rundir.privacy import mask_text
 
 from .host import HostSampler
@@ -36,8 +36,6 @@ _LEAST_BETWEEN_S = 1.0
 """The kernel counts CPU time in ticks, mostly of 10 ms."""
 _MOST_PROCESSES = 2000
 """With more processes on the host, the other programs are not read."""
-_LEAST_CORES, _MOST_PROGRAMS = 0.1, 3
-"""Other programs that are recorded: the largest few, above this CPU use."""
 _KERNEL_THREADS = 2
 """Process id of kthreadd, the parent of the kernel's threads."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -118,7 +116,7 @@ class ProcessTreeSampler:
                 cores.setdefault(name, []).append((cpu_s - before[pid][1]) / (now_s - before_s))
         if before_s is None:
             return None
-        used = sorted(((sum(each), name) for name, each in cores.items()), reverse=True)[:_MOST_PROGRAMS]
+        used = sorted(((sum(each), name) for name, each in cores.items()), reverse=True)[:MAX_PROGRAMS]
         return [
             {
                 "name": mask_text(name),
@@ -126,7 +124,7 @@ class ProcessTreeSampler:
                 "processes": sum(each > 0 for each in cores[name]),
             }
             for amount, name in used
-            if amount >= _LEAST_CORES
+            if amount >= MIN_PROGRAM_CORES
         ]
 
     def _children(self, ranks: Set[int]) -> dict[int, list[int]]:

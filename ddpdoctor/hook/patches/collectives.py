@@ -14,7 +14,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Callable
 
-from ...rundir import CallField, EventField, EventKind, Phase
+from ...rundir import POINT_TO_POINT, CallField, EventField, EventKind, Phase
 from .. import lifetime
 from ..guard import part
 from ..job import group_name
@@ -67,16 +67,6 @@ _PEER.update(dict.fromkeys("broadcast broadcast_object_list scatter recv irecv".
 """The argument with the peer rank, which follows the tensor. Its name in torch, ``dst`` or ``src``, is also the one in the step
 log."""
 
-_POINT_TO_POINT = (
-    "send",
-    "recv",
-    "isend",
-    "irecv",
-    "batch_isend_irecv",
-    "send_object_list",
-    "recv_object_list",
-)
-"""Point-to-point messages. Ranks that are not involved call nothing, so these are not counted as calls of the group."""
 _DTYPE = CallField.DTYPE.next_key
 
 _Token = tuple[int, str, int]
@@ -99,7 +89,7 @@ def _before_collective(name: str) -> Before:  # noqa: C901
     peer_key = _PEER[name].next_key if name in _PEER else ""
 
     frames_above = _FRAMES_ABOVE - (name in UNDECORATED)
-    is_point_to_point = name in _POINT_TO_POINT
+    is_point_to_point = name in POINT_TO_POINT
 
     def recurring(
         recorder: Recorder, args: Any, kwargs: Any, group: Any, size: int | None, dtype: Any

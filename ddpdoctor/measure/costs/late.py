@@ -7,6 +7,7 @@ by a shorter transfer, saves nearly nothing; and lateness that may be random get
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
@@ -28,7 +29,7 @@ from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.metrics import lateness, lateness_ns, signed_lateness_ns
 from ddpdoctor.measure.numerics import Array, Ints, Value, above_others, above_zero, fair_shares
 from ddpdoctor.measure.phases import phase_name
-from ddpdoctor.measure.places import Where
+from ddpdoctor.measure.places import Where, own_process
 from ddpdoctor.measure.replay import replay_all, without_work
 from ddpdoctor.measure.sourcelines import joined
 from ddpdoctor.measure.taxonomy import INDEX, LATE_COMPONENTS, PHASES, Components, LateCause
@@ -286,9 +287,10 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
             for where in context.lines.work(removal.components, [position], context.steps)[:1]
         ]
         lines: list[Where] = []
+        ranks_at = Counter(where.stack[0] for _, where in of_ranks)
         for position, where in of_ranks:
-            is_own = sum(where.stack[0] == other.stack[0] for _, other in of_ranks) == 1
-            rank = f"rank {context.graph.ranks[position]}" if is_own and len(of_ranks) > 1 else None
+            is_own = ranks_at[where.stack[0]] == 1 and len(of_ranks) > 1
+            rank = own_process(context.graph.ranks[position]) if is_own else None
             lines = joined(lines, [msgspec.structs.replace(where, process=rank)])
         fields["where"] = lines
     return context.cost(

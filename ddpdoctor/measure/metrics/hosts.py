@@ -22,9 +22,7 @@ from ddpdoctor.measure.graph import Graph, measured_steps
 from ddpdoctor.measure.numerics import Array, Intervals, Ints, Mask, holds, subtract, union
 from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, disturbed
 from ddpdoctor.measure.telemetry import Column, HostTelemetry
-
-_LEAST_CORES, _MOST_PROGRAMS = 0.1, 3
-"""Other programs that are reported: the largest few, above this mean CPU use."""
+from ddpdoctor.rundir import MAX_PROGRAMS, MIN_PROGRAM_CORES
 
 
 def time_of_steps(logs: Sequence[RankLog]) -> Intervals | None:
@@ -197,9 +195,8 @@ def _other_programs(host: HostTelemetry, logs: Sequence[RankLog]) -> list[Progra
         ProgramFacts(name=name, cores=cores / len(used), processes=most)
         for name, (cores, most) in sums.items()
     ]
-    return sorted((each for each in means if each.cores >= _LEAST_CORES), key=lambda each: -each.cores)[
-        :_MOST_PROGRAMS
-    ]
+    large = [each for each in means if each.cores >= MIN_PROGRAM_CORES]
+    return sorted(large, key=lambda each: -each.cores)[:MAX_PROGRAMS]
 
 
 def _host_readings(host: HostTelemetry, logs: Sequence[RankLog]) -> HostFacts:

@@ -71,9 +71,7 @@ class LogSourceLines(SourceLines):
     def _training_calls(self) -> frozenset[CodeLine]:
         """Lines that call a forward or backward pass or the optimizer, from recorded calls and from samples in a forward pass. Host work
         sampled there is mostly torch's own, before and after the pass."""
-        return self._forward_lines[0].union(
-            _calls(self.logs, [Component.BACKWARD, Component.OPTIMIZER], None)
-        )
+        return self._forward_lines[0].union(self._step_calls)
 
     @cached_property
     def _forward_lines(self) -> tuple[frozenset[CodeLine], frozenset[CodeLine]]:
@@ -135,8 +133,12 @@ class LogSourceLines(SourceLines):
     @cached_property
     def _step_functions(self) -> frozenset[tuple[str, str]]:
         """(file, function) of the calls of the backward pass and the optimizer."""
-        lines = _calls(self.logs, [Component.BACKWARD, Component.OPTIMIZER], None)
-        return frozenset((line.file, line.function) for line in lines)
+        return frozenset((line.file, line.function) for line in self._step_calls)
+
+    @cached_property
+    def _step_calls(self) -> Mapping[CodeLine, float]:
+        """ns in recorded calls of the backward pass and the optimizer, by line."""
+        return _calls(self.logs, [Component.BACKWARD, Component.OPTIMIZER], None)
 
     def _with_framework_calls(self, found: list[Where], components: Sequence[Component]) -> list[Where]:
         """The lines that save or load, each with the framework functions through which it does."""

@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import cache, cached_property
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -246,6 +247,8 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
     """[S] moment of the sampled work, epoch ns."""
     step: Ints
     """[S] index of its step in the log; -1 if it is in no step."""
+    events: Ints
+    """[S] bits of the kinds of events that contain it."""
     stack: Ints
     """[S] index into :attr:`Samples.stacks`; -1 if unknown."""
     kind: Ints
@@ -260,11 +263,6 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
     def lengths_ns(self) -> Ints:
         """[N] lengths of the log's steps."""
         return np.array([step.length_ns for step in self.log.steps], np.int64)
-
-    @cached_property
-    def _event_bits(self) -> Ints:
-        """[S] bits of the kinds of events that contain each sample."""
-        return _event_bits(self.log.steps, self.time_ns)
 
     @cached_property
     def _gap(self) -> Ints:
@@ -289,9 +287,9 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
     def while_doing(self, components: Sequence[Component], gap: Gap | None = None) -> Mask:
         """[S] mask of samples taken while the thread did this kind of work, optionally only in gaps of this kind."""
         wanted = sum(_BITS[kind.value] for kind in kinds_of(components))
-        inside = self._event_bits & ~_FORWARD
+        inside = self.events & ~_FORWARD
         outside = np.where(
-            (self._event_bits & _FORWARD) != 0, Component.FORWARD in components, Component.HOST in components
+            (self.events & _FORWARD) != 0, Component.FORWARD in components, Component.HOST in components
         )
         chosen: Mask = np.where(inside != 0, (inside & wanted) != 0, outside)
         if gap is not None:
@@ -351,36 +349,38 @@ class Samples(msgspec.Struct, frozen=True, eq=False, dict=True):
         return found
 
 
+class _Rows(NamedTuple):
+    """Samples of one rank before it is known which of them show followers; S rows, of ordinary samples and then burst samples."""
+
+    rows: Ints
+    """[S, 4] as in the log."""
+    time_ns: Ints
+    step: Ints
+    events: Ints
+    stack: Ints
+    """See :class:`RankSamples`."""
+
+
 def samples_of(logs: Sequence[RankLog]) -> Samples:
     """Samples of ``logs``, which must be on one clock."""
     stacks: dict[CallStack, int] = {}
-    rows = [np.concatenate([log.samples, log.burst_samples]) for log in logs]
-    shown = [_stack_numbers(log, of_rank, stacks) for log, of_rank in zip(logs, rows, strict=True)]
-    every, shows = np.concatenate([no_samples(), *rows]), np.concatenate([no_samples()[:, 1], *shown])
-    moments = [moments_of(of_rank) for of_rank in rows]
-    in_training, in_forward = (
-        np.concatenate(
-            [np.zeros(0, bool), *(mask(log, of_rank) for log, of_rank in zip(logs, moments, strict=True))]
-        )
-        for mask in (_in_training, _in_forward)
-    )
-    follows, gil_owners = gil_owners_of(stacks, shows, every[:, 3], in_training, in_forward)
-    of_ranks = np.split(follows, np.cumsum([len(of_rank) for of_rank in rows]))
-    ranks = [
-        _rank_samples(*of_rank) for of_rank in zip(logs, rows, shown, of_ranks[: len(logs)], strict=True)
-    ]
-    return Samples(list(stacks), ranks, gil_owners)
+    of_ranks = [_rows_of(log, stacks) for log in logs]
+    none = no_samples()
+    columns = zip(_Rows(none, *[none[:, 0]] * 4), *of_ranks, strict=True)
+    every, _, step, events, stack = (np.concatenate(column) for column in columns)
+    in_training, in_forward = step >= WARM_UP_STEPS, (events & _FORWARD) != 0
+    follows, gil_owners = gil_owners_of(stacks, stack, every[:, 3], in_training, in_forward)
+    ends = np.cumsum([len(of_rank.rows) for of_rank in of_ranks])
+    parts = zip(logs, of_ranks, np.split(follows, ends)[: len(logs)], strict=True)
+    return Samples(list(stacks), [_rank_samples(*part) for part in parts], gil_owners)
 
 
-def _in_training(log: RankLog, moments: Ints) -> Mask:
-    """[S] which ``moments`` are in steps after the warm-up."""
-    return log.steps_at(moments) >= WARM_UP_STEPS
-
-
-def _in_forward(log: RankLog, moments: Ints) -> Mask:
-    """[S] which ``moments`` are in forward passes."""
-    inside: Mask = (_event_bits(log.steps, moments) & _FORWARD) != 0
-    return inside
+def _rows_of(log: RankLog, stacks: dict[CallStack, int]) -> _Rows:
+    """The samples of one rank. New stacks are added to ``stacks``."""
+    rows = np.concatenate([log.samples, log.burst_samples])
+    time_ns = moments_of(rows)
+    shown = _stack_numbers(log, rows, stacks)
+    return _Rows(rows, time_ns, log.steps_at(time_ns), _event_bits(log.steps, time_ns), shown)
 
 
 def _stack_numbers(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:
@@ -399,16 +399,15 @@ def _stack_numbers(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> In
     return numbers[which]
 
 
-def _rank_samples(log: RankLog, rows: Ints, stack: Ints, follows: Mask) -> RankSamples:
-    """Samples of one rank. ``stack`` [S]: what each shows; ``follows`` [S]: whether that is a follower."""
-    time_ns, bursts = moments_of(rows), np.arange(len(rows)) >= len(log.samples)
-    step = log.steps_at(time_ns)
+def _rank_samples(log: RankLog, of_rank: _Rows, follows: Mask) -> RankSamples:
+    """Samples of one rank; ``follows`` [S]: whether each shows a follower."""
+    rows, time_ns, step, events, stack = of_rank
+    bursts = np.arange(len(rows)) >= len(log.samples)
     asked = np.flatnonzero(bursts & ~follows & (step >= 0))
-    doing = _event_bits(log.steps, time_ns[asked])
     kept = ~bursts
-    kept[asked] = begin_wait(rows[asked, 0], rows[asked, 3], step[asked], doing)
+    kept[asked] = begin_wait(rows[asked, 0], rows[asked, 3], step[asked], events[asked])
     kind = np.where(bursts, Kind.BURST, np.where(follows, Kind.FOLLOWING, Kind.SEEN))
-    return RankSamples(log, *(column[kept] for column in (time_ns, step, stack, kind)))
+    return RankSamples(log, *(column[kept] for column in (time_ns, step, events, stack, kind)))
 
 
 def _event_bits(steps: Sequence[Step], moments: Ints) -> Ints:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.measure.taxonomy import SyncKind
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir import POINT_TO_POINT, EventKind
 
 from .records import Event, Reduction, Step
 
@@ -19,15 +19,6 @@ Key = tuple[str, str, int]
 _MOST_IN_STEP = 1 << 20
 """More than the events recorded in a step, so numbers of two steps never collide."""
 
-POINT_TO_POINT = (
-    "send",
-    "recv",
-    "isend",
-    "irecv",
-    "batch_isend_irecv",
-    "send_object_list",
-    "recv_object_list",
-)
 _SHARD_CALLS = (
     "all_gather_into_tensor",
     "all_gather_single",
