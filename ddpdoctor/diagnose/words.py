@@ -298,9 +298,9 @@ def slow_workers(where: Sequence[Mapping[str, Any]], after: str = "") -> str:
 
 
 def programs(used: Sequence[Mapping[str, Any]]) -> str:
-    """Sentence on the programs outside of the job that used most CPU; "" if there is none."""
+    """Sentence on the programs outside of the ranks' process trees that used most CPU; "" if there is none."""
     listed = ", ".join(f"`{each['name']}` ({count(each['cores'], 'core')})" for each in used)
-    return f"Programs outside of the job that used most CPU: {listed}." if listed else ""
+    return f"Programs outside of the ranks' process trees that used the most CPU: {listed}." if listed else ""
 
 
 def preparation(loader: Mapping[str, Any]) -> str:

@@ -252,14 +252,18 @@ def host_names(diagnosis: Diagnosis, pseudonyms: Pseudonyms) -> dict[str, str]:
     return {name: pseudonym for name, pseudonym in found.items() if name not in reserved_words()}
 
 
-def program_names(diagnosis: Diagnosis, pseudonyms: Pseudonyms) -> dict[str, str]:
-    """Pseudonyms of other programs on the hosts, apart from interpreters."""
-    host = diagnosis.facts.get("host")
+def hide_programs(document: dict[str, Any], pseudonyms: Pseudonyms) -> dict[str, str]:
+    """Replace the names of other programs in the facts of ``document``, apart from interpreters. Returns what replaces them in sentences,
+    which show them as code: a name may be an ordinary word."""
+    host = document["facts"].get("host")
     programs = host.get("other_programs") if isinstance(host, dict) else None
-    listed = programs if isinstance(programs, list) else []
-    names = [str(each["name"]) for each in listed if isinstance(each, dict) and each.get("name")]
-    known = {name for name in names if name.lower() in reserved_words() or _INTERPRETER.fullmatch(name)}
-    return {name: pseudonyms("program", name) for name in names if name not in known}
+    replaced: dict[str, str] = {}
+    for program in programs if isinstance(programs, list) else []:
+        name = str(program.get("name") or "") if isinstance(program, dict) else ""
+        if name and not _INTERPRETER.fullmatch(name):
+            program["name"] = pseudonyms("program", name)
+            replaced[f"`{name}`"] = f"`{program['name']}`"
+    return replaced
 
 
 def source_host(source: str) -> str:

@@ -22,9 +22,9 @@ from ddpdoctor.report.redact_names import (
     Pseudonyms,
     any_of,
     hidden_values,
+    hide_programs,
     host_names,
     is_public,
-    program_names,
     redacted_command,
     redacted_environment,
     relative_path,
@@ -55,7 +55,7 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
     command, arguments = redacted_command(without_series.job.command, root, pseudonyms)
     environment = redacted_environment(without_series.job.environment, pseudonyms)
     values = arguments | hidden_values(without_series.job.environment, environment)
-    values |= program_names(without_series, pseudonyms)
+    values |= hide_programs(document, pseudonyms)
     replace_names = replacer(users | hosts, {v: s for v, s in values.items() if v.lower() not in hosts})
     replace_sources = _source_replacer(without_series.source, root, pseudonyms)
 

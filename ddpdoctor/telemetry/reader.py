@@ -18,6 +18,8 @@ from ddpdoctor.rundir.files import broken_lines, ignored, unreadable
 from ddpdoctor.rundir.typed import TELEMETRY_HEADER, TELEMETRY_SAMPLE, fitting, is_moment
 
 _LOST = "what its processors, memory and GPUs did is not known"
+_MAX_NAME = 64
+"""Letters of a program's name that are kept; the kernel keeps 15 bytes."""
 Column = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
@@ -68,18 +70,10 @@ class Telemetry:
         return self._times(), np.full(len(self.samples), np.nan) if values is None else values
 
     def other_programs(self) -> tuple[npt.NDArray[np.int64], list[list[dict[str, Any]] | None]]:
-        """The programs outside of the job that used most CPU; None in samples without a reading. A process chooses its own name, so names
-        are put on one line, without backticks, which would end the code span in reports."""
-        return self._times(), [
-            [
-                each | {"name": plain(each["name"]).replace("`", MARK)}
-                for each in _dicts(sample["others"])
-                if all(each.get(name) is not None for name in ("name", "cores", "processes"))
-            ]
-            if "others" in sample
-            else None
-            for sample in self.samples
-        ]
+        """The programs outside of the ranks' process trees that used the most CPU; None in samples without a reading. A process
+        chooses its own name, so names are put on one line, without backticks, which would end the code span in reports."""
+        readings = (sample.get("others") for sample in self.samples)
+        return self._times(), [None if each is None else list(_programs(each)) for each in readings]
 
     @cached_property
     def _rank_columns(self) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
@@ -201,6 +195,14 @@ def _documents(path: Path, problems: list[Note]) -> Iterator[dict[str, Any]]:
         problems.append(Note(f"{path}: the last line is truncated and ignored."))
     if broken:
         problems.append(broken_lines(str(path), broken))
+
+
+def _programs(reading: object) -> Iterator[dict[str, Any]]:
+    """The complete entries of a reading of other programs, with plain names."""
+    for each in _dicts(reading):
+        name = " ".join(plain(each.get("name") or "").replace("`", MARK).split())[:_MAX_NAME]
+        if name and each.get("cores") is not None and each.get("processes") is not None:
+            yield each | {"name": name}
 
 
 def _dict(value: object) -> dict[str, Any]:

@@ -146,6 +146,19 @@ def test_a_host_has_one_pseudonym_and_useful_values_stay():
     assert {name for name, value in clean.job.environment.items() if value == ENVIRONMENT[name]} == kept
 
 
+def test_a_program_named_by_an_ordinary_word_is_hidden_where_it_is_named_as_a_program():
+    """Sentences show programs as code, so that the word itself stays in all others."""
+    unhealthy = samples.unhealthy()
+    finding = msgspec.structs.replace(
+        unhealthy.findings[0], explanation="The data of `data` (1 core) is late."
+    )
+    facts = {"host": {"other_programs": [{"name": "data", "cores": 1.0}]}}
+    clean = redact(msgspec.structs.replace(unhealthy, findings=[finding], facts=facts))
+    (program,) = clean.facts["host"]["other_programs"]
+    assert program["name"] != "data"
+    assert clean.findings[0].explanation == f"The data of `{program['name']}` (1 core) is late."
+
+
 def test_a_run_directory_with_names_in_every_file(tmp_path):
     run = tmp_path / "aardvark data" / "run"
     shutil.copytree(FIXTURE, run)

@@ -120,8 +120,8 @@ def test_a_fifo_and_a_link_are_not_read(run, tmp_path):
 def test_programs_without_a_number_are_passed_over_and_names_are_made_plain(tmp_path):
     """A process gives itself a name of any bytes, and a file may have been edited."""
     odd = [{"cores": 1.0}, {"name": "x", "cores": None, "processes": 1}, {"name": "y", "cores": 1.0}]
-    named = {"name": "a`b\n# <b>\x1b[31m", "cores": 0.9, "processes": 1}
+    named = {"name": "a`b\n#  <b>\x1b[31m" + "x" * 99, "cores": 0.9, "processes": 1}
     lines = [{"schema": "ddpdoctor.telemetry/2", "host": "h"}, {**SAMPLE, "others": [*odd, named]}, SAMPLE]
     (tmp_path / "telemetry.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     _, programs = read_telemetry(tmp_path / "telemetry.jsonl").other_programs()
-    assert programs == [[{**named, "name": "a\ufffdb # <b>\ufffd[31m"}], None]
+    assert programs == [[{**named, "name": ("a\ufffdb # <b>\ufffd[31m" + "x" * 99)[:64]}], None]

@@ -10,6 +10,7 @@ Work that overlaps with computation needs a core that the computation does not u
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
@@ -180,14 +181,17 @@ def host_facts(
 
 
 def _other_programs(host: HostTelemetry, logs: Sequence[RankLog]) -> list[ProgramFacts]:
-    """Programs outside of the job that used most CPU while the steps of the host's ranks (``logs``) ran."""
+    """Programs outside of the ranks' process trees that used the most CPU while the steps of the host's ranks (``logs``) ran."""
     times, readings = host.other_programs()
     inside = within(times, time_of_steps(logs))
     used = [
         each for each, counts in zip(readings, inside.tolist(), strict=True) if counts and each is not None
     ]
     sums: dict[str, list[float]] = {}
+    all_cores = (host.header.get("host_facts") or {}).get("cpu_count_logical") or math.inf
     for program in chain.from_iterable(used):
+        if not 0 <= program["cores"] <= all_cores:
+            continue  # a damaged file
         total = sums.setdefault(program["name"], [0.0, 0.0])
         total[0] += program["cores"]
         total[1] = max(total[1], program["processes"])

@@ -132,8 +132,16 @@ class LogSourceLines(SourceLines):
 
     @cached_property
     def _step_functions(self) -> frozenset[tuple[str, str]]:
-        """(file, function) of the calls of the backward pass and the optimizer."""
-        return frozenset((line.file, line.function) for line in self._step_calls)
+        """(file, function) of the calls of the backward pass and the optimizer, and of all callers of these functions."""
+        calling = {(line.file, line.function) for line in self._step_calls}
+        found = set(calling)
+        for stack in self.samples.stacks:
+            functions = [(line.file, line.function) for line in stack.lines]
+            first = next(
+                (place for place, function in enumerate(functions) if function in calling), len(functions)
+            )
+            found.update(functions[first:])
+        return frozenset(found)
 
     @cached_property
     def _step_calls(self) -> Mapping[CodeLine, float]:

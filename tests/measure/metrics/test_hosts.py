@@ -111,7 +111,12 @@ def test_which_other_programs_use_cores_while_the_steps_run():
         *[None] * 4,
         [used("ffmpeg", 2.0, 2), used("backup", 0.8)],
         None,
-        [used("ffmpeg", 1.0), used("cron", 0.1)],
+        [
+            used("ffmpeg", 1.0),
+            used("cron", 0.1),
+            used("beyond the host's cores", 1e300),
+            used("negative", -1.0),
+        ],
         None,
     ]
     found = facts_of({"a": host, "b": Host()}, [log(0), log(1, "b")]).other_programs

@@ -58,43 +58,39 @@ def test_a_helper_that_two_places_call_alike_says_that_there_is_another(tmp_path
     assert (where.callers, where.more_callers) == ((called_from(2),), 1)
 
 
+TRAIN_STEP = "the step"
+"""Stands for the function that calls the backward pass in the recorded job."""
+
+
 @pytest.mark.parametrize(
-    ("line", "called_at", "edited"),
-    [(18, 25, 18), (18, None, 18), (150, 40, 40)],
-    ids=["in the function of the step", "in the loop itself", "in a function that the loop calls"],
+    ("paths", "edited"),
+    [
+        ([[(18, TRAIN_STEP), (25, "fit"), (60, "fit")]], 18),
+        ([[(18, TRAIN_STEP)]], 18),
+        ([[(150, "helper"), (40, TRAIN_STEP), (60, "fit")]], 40),
+        ([[(61, "fit"), (5, "main")], [(18, TRAIN_STEP), (60, "fit"), (5, "main")]], 61),
+    ],
+    ids=["in the step", "in the loop itself", "called by the step", "called beside the step"],
 )
-def test_the_call_of_a_whole_step_is_no_line_to_edit(tmp_path, line, called_at, edited):
+def test_the_call_of_a_whole_step_is_no_line_to_edit(tmp_path, paths, edited):
     """The step is a function that the loop calls, as a trainer's is: its backward pass and optimizer are called there."""
     folder = record(tmp_path / "run", Job(host=4.0, extra=plant(1, host=8.0)))
     for rank in range(4):
         log = log_of(folder, rank, "steps.jsonl")
-        places = [json.loads(text) for text in log.read_text().splitlines()]
-        in_step = {place["where"]: place for place in places if place.get("where") == 2}
-        function = in_step[2]["function"]
-        lines = [{"where": 90, "file": in_step[2]["file"], "line": 60, "function": "fit"}]
-        own = {"file": in_step[2]["file"], "line": line, "function": function if line == 18 else "helper"}
-        lines += [
-            *(
-                [
-                    {
-                        "where": 91,
-                        "file": own["file"],
-                        "line": called_at,
-                        "function": "fit" if line == 18 else function,
-                        "by": 90,
-                    }
-                ]
-                if called_at
-                else []
-            ),
-            {"where": 92, **own, **({"by": 91} if called_at else {})},
-        ]
-        for moment in range(*span_of(folder, rank), 300_000 if rank == 1 else 3_000_000):
-            lines.append({"t": moment, "s": [[0, 92, 92]]})
+        (step,) = (each for each in map(json.loads, log.read_text().splitlines()) if each.get("where") == 2)
+        lines = []
+        for path, frames in enumerate(paths):
+            for depth, (line, function) in reversed(list(enumerate(frames))):
+                place = {"line": line, "function": step["function"] if function is TRAIN_STEP else function}
+                caller = {"by": 91 + 10 * path + depth} if depth + 1 < len(frames) else {}
+                lines.append({"where": 90 + 10 * path + depth, "file": step["file"], **place, **caller})
+        for number, moment in enumerate(range(*span_of(folder, rank), 300_000 if rank == 1 else 3_000_000)):
+            place = 100 if len(paths) > 1 and number % 20 == 0 else 90
+            lines.append({"t": moment, "s": [[0, place, place]]})
         write_lines(log_of(folder, rank, "samples.jsonl"), lines)
     found, _ = measured(folder)
     (where, *_) = late_facts(found)["host"].where
-    assert (where.line, where.call.line) == (line, edited)
+    assert (where.line, where.call.line) == (paths[0][0][0], edited)
 
 
 def test_frames_of_a_profile_have_callers(tmp_path):
