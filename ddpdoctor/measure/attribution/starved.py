@@ -3,7 +3,8 @@
 Wall time of a training thread = running + runnable without a core (run delay) + blocked. On a busy machine every thread waits for cores,
 in proportion to its running time. The *expected run delay* of a rank is its running time times the others' run delay per running time. A
 rank is starved if it waits longer than that. CPU contention slows all work of the rank in proportion. So it can explain the excess in the
-phases, and the excess in other work up to the same proportion.
+phases, and the excess in other work up to the same proportion. If the wait is longer than this, and is most of the rank's whole excess, it
+explains more of the host work: all but the time for which the rank runs longer than the others, which may be work of its own.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import numpy as np
 
 from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.numerics import Array, Mask, above_zero
-from ddpdoctor.measure.taxonomy import INDEX, NO_WORK, PHASES
+from ddpdoctor.measure.taxonomy import INDEX, LATE_COMPONENTS, NO_WORK, PHASES, LateCause
 
 from .comparison import Comparison, others_median, values_in_steps
 from .lateness import LATENESS, is_persistent
 
 _PHASES = [INDEX[phase] for phase in PHASES]
 _NO_WORK = [INDEX[kind] for kind in NO_WORK]
+_HOST = [INDEX[kind] for kind in LATE_COMPONENTS[LateCause.HOST]]
 
 
 class _Tuning(msgspec.Struct, frozen=True):
@@ -55,9 +57,9 @@ def starved_of_cpu(graph: Graph, comparison: Comparison) -> Starved | None:
     known = np.asarray((~np.isnan(delay) & (ran > 0)).all(axis=1))
     if known.sum() < _TUNING.fewest:
         return None
-    excess = _proportional_excess(comparison)
-    whole = excess.sum(axis=2)
     scheduled = _Scheduled(known, delay[known], ran[known])
+    excess = _explainable_excess(comparison, scheduled)
+    whole = excess.sum(axis=2)
     late = _are_starved(scheduled, whole, comparison.step_ns)
     if not late.any():
         return None
@@ -133,14 +135,21 @@ def _are_starved(scheduled: _Scheduled, whole: Array, step_ns: float) -> Mask:
     return late
 
 
-def _proportional_excess(comparison: Comparison) -> Array:
-    """[cycles, R, C] the excess in the phases, and in other work the part that is, on average, in the same proportion."""
+def _explainable_excess(comparison: Comparison, scheduled: _Scheduled) -> Array:
+    """[cycles, R, C] the excess that CPU contention can explain: all in the phases, and the same part of each kind of other work."""
     mean, more = comparison.work.mean(axis=0), comparison.excess.mean(axis=0)
     usual = np.clip(mean - more, 0, None)
     slower = more[:, _PHASES].sum(axis=1) / np.maximum(usual[:, _PHASES].sum(axis=1), 1.0)
-    expected = np.clip(slower, 0, None)[:, None] * usual
-    part = np.where(more > expected, expected / np.maximum(more, 1.0), 1.0)
-    part[:, _PHASES] = 1.0
+    explained = np.minimum(more, np.clip(slower, 0, None)[:, None] * usual)
+    explained[:, _PHASES] = more[:, _PHASES]
+    explained[:, _NO_WORK] = 0.0
+    waits = scheduled.excess_delay.mean(axis=0)
+    beyond = np.clip(more - explained, 0, None)[:, _HOST]
+    not_own_work = beyond.sum(axis=1) - scheduled.extra_running.mean(axis=0)
+    added = np.clip(np.minimum(waits - explained.sum(axis=1), not_own_work), 0, None)
+    added *= waits >= _TUNING.explains * np.delete(more, _NO_WORK, axis=1).sum(axis=1)
+    explained[:, _HOST] += beyond * (added / np.maximum(beyond.sum(axis=1), 1.0))[:, None]
+    part = np.where(more > explained, explained / np.maximum(more, 1.0), 1.0)
     part[:, _NO_WORK] = 0.0
-    proportional: Array = comparison.excess * part
-    return proportional
+    explainable: Array = comparison.excess * part
+    return explainable

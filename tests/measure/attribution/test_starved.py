@@ -31,9 +31,22 @@ def busy(chance, cycles, world, mean_ms, drift):
     return mean_ms * np.exp(drift * level - drift**2 / 2) * chance.exponential(1.0, (cycles, world))
 
 
-def job(seed, cycles, world, *, parts=None, more_ms=None, mean_ms=0.2, drift=0.0, wait_ms=None, without=None):
+def job(
+    seed,
+    cycles,
+    world,
+    *,
+    parts=None,
+    more_ms=None,
+    mean_ms=0.2,
+    drift=0.0,
+    wait_ms=None,
+    without=None,
+    in_host=0.05,
+):
     """A job on CPUs, and its mean step without the neighbours, ms. ``parts`` are what a neighbour takes of each rank's core, ``more_ms``
-    what each rank computes longer, ``wait_ms`` what it sleeps in the loop; ``without`` neighbours is every so manieth step."""
+    what each rank computes longer, ``wait_ms`` what it sleeps in the loop; ``without`` neighbours is every so manieth step; ``in_host``
+    is the part of its work that is Python code outside of the phases."""
     chance = np.random.default_rng(seed)
     ran = RUN_MS * (1 + 0.01 * chance.standard_normal((cycles, world)).clip(-3, 3))
     ran += 0.0 if more_ms is None else np.array(more_ms)
@@ -46,7 +59,7 @@ def job(seed, cycles, world, *, parts=None, more_ms=None, mean_ms=0.2, drift=0.0
         starved[::without] = 0.0
     whole = ran + waits + starved
     asleep = np.zeros((cycles, world)) if wait_ms is None else np.broadcast_to(wait_ms, (cycles, world))
-    forward, backward, host = ((each * whole)[:, None, :] for each in (0.3, 0.65, 0.05))
+    forward, backward, host = ((each * whole)[:, None, :] for each in (0.3, 0.7 - in_host, in_host))
     work = work_array(cycles, 1, world, forward=forward, backward=backward, host=host + asleep[:, None, :])
     read = (np.arange(cycles) < READ_IN_FULL) | (np.arange(cycles) % 16 == 0)
     delay = np.where(read[:, None], waits + starved, np.nan)
@@ -78,6 +91,16 @@ def test_the_rank_beside_whose_core_a_program_runs_is_named_at_its_price(cycles,
         truth_ms = graph.mean_cycle_ns / MS - without_ms
         errors.append(late["cpu_starved"].ms_per_step / truth_ms - 1)
     assert abs(np.mean(errors)) < 0.1 and np.abs(errors).max() < 1 / 3, errors
+
+
+@pytest.mark.parametrize("in_host", [0.3, 0.7])
+def test_python_code_outside_of_the_phases_waits_for_the_core_too(in_host):
+    for seed in range(4):
+        graph, without_ms = job(seed, 60, 2, parts=[0.0, 0.4], mean_ms=1.0, drift=0.5, in_host=in_host)
+        late = late_of(graph)
+        assert late["cpu_starved"].ranks == [1] and set(late) == {"cpu_starved", "total"}
+        truth_ms = graph.mean_cycle_ns / MS - without_ms
+        assert late["cpu_starved"].ms_per_step == pytest.approx(truth_ms, rel=1 / 3)
 
 
 def test_it_may_have_its_core_in_every_third_step():

@@ -80,7 +80,21 @@ def test_larger_inputs_in_as_many_samples():
 
 def test_host_work_stays_what_it_is():
     """A rank that sleeps or waits for files in the loop also waits to be woken: that is no lack of a CPU."""
-    assert set(refined(run_delay_ms=[0, 5.0, 0, 0], host=on(1, WORLD, 5.0))) == {"host"}
+    assert set(refined(run_delay_ms=[0, 2.0, 0, 0], host=on(1, WORLD, 5.0))) == {"host"}
+
+
+def test_host_work_that_only_waits_for_a_cpu_is_starved():
+    """All ranks run the same Python code for as long; on rank 1, another program takes the core in between."""
+    found = refined(run_delay_ms=[0, 5.0, 0, 0], host=3.0 + on(1, WORLD, 5.0))
+    assert set(found) == {"cpu_starved"}
+
+
+def test_host_work_that_runs_longer_and_waits_for_a_cpu_is_both():
+    found = refined(run_delay_ms=[0, 3.0, 0, 0], cpu_ms=[15, 17.5, 15, 15], host=on(1, WORLD, 5.5))
+    assert {name: cost.ms_per_step for name, cost in found.items()} == {
+        "cpu_starved": pytest.approx(3.0, abs=0.3),
+        "host": pytest.approx(2.5, abs=0.3),
+    }
 
 
 def test_waiting_for_data_stays_what_it_is():
