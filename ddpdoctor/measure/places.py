@@ -70,6 +70,9 @@ class Where(CodeLine, frozen=True):
     samples: int | None = None
     """Stack samples of this kind of work at or below this line, on these ranks in these steps; null if the line is known only from
     recorded calls or from frames of a profile."""
+    others_share: float | None = None
+    """Samples at or below this line with these callers, per time, on the other ranks relative to these ranks: about 0 if only these
+    ranks run it, 1 if all ranks spend as much time there; null if unknown."""
     python_ms: float | None = None
     """Time per step at this line outside torch (neither in its operators nor in its Python code), from stack samples. Mean over the
     ranks and steps concerned; null if the line was not sampled often enough, or if host work at the line calls a forward or backward

@@ -264,10 +264,18 @@ class LogSourceLines(SourceLines):
         found = []
         for where in with_heaviest(places, selected.stacks, reference.stacks, scale, hooks):
             line = where.stack[0]
-            count = round(sum(n for stack, n in selected.stacks.items() if line in stack))
-            python_ms = None if line in training else _python_ms(selected, reference, line)
-            follows = selected.followers.get(line, 0.0) > selected.at.get(line, 0.0)
-            found.append(msgspec.structs.replace(where, samples=count, python_ms=python_ms, follows=follows))
+            count = sum(n for stack, n in selected.stacks.items() if line in stack)
+            of_others = scale * _samples_on_path(reference.stacks, where.stack)
+            of_these = _samples_on_path(selected.stacks, where.stack)
+            found.append(
+                msgspec.structs.replace(
+                    where,
+                    samples=round(count),
+                    others_share=of_others / of_these if scale and of_these else None,
+                    python_ms=None if line in training else _python_ms(selected, reference, line),
+                    follows=selected.followers.get(line, 0.0) > selected.at.get(line, 0.0),
+                )
+            )
         return found
 
     def _count(
@@ -298,6 +306,15 @@ def _calls(
             if (where := log.where.get(line)) is not None:
                 calls[where.stack[0]] += spent_ns
     return calls
+
+
+def _samples_on_path(stacks: Mapping[Stack, float], path: Stack) -> float:
+    """Samples of the ``stacks`` that contain this line with these callers."""
+    return sum(
+        weight
+        for stack, weight in stacks.items()
+        if path[0] in stack and stack[stack.index(path[0]) :][: len(path)] == path
+    )
 
 
 def _python_ms(selected: SampleCounts, reference: SampleCounts, line: CodeLine) -> float | None:
