@@ -122,6 +122,8 @@ class Coverage(msgspec.Struct, frozen=True):
 
     steps: int
     ranks: int
+    steps_hit: int | None = None
+    """Of a finding, the steps in which its cause occurred; null if that is not counted."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

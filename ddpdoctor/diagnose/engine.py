@@ -341,7 +341,11 @@ class _Run:
             speedup_if_fixed_range=facts_view.speedups(cost) if marked else None,
             at_most=cost is not None and self._is_upper_bound(),
             estimated=cost is not None and rule.upper_bound is False,
-            coverage=Coverage(seen or self.coverage.steps, self.coverage.ranks),
+            coverage=Coverage(
+                seen or self.coverage.steps,
+                self.coverage.ranks,
+                steps_hit=cost["steps_hit"] if cost and seen else None,
+            ),
             evidence=self._evidence(names),
             fixes=self._fixes(names),
             bound=self.rule.bound,

@@ -31,6 +31,9 @@ ANY = "*"
 BOUND_DISCOUNT = 4.0
 """A bound precedes a measured cost if it is more than this multiple of it."""
 
+MOST_STEPS = 0.5
+"""Share of the steps from which a cost is one of most steps, not of some."""
+
 
 class RuleHit(msgspec.Struct, frozen=True):
     """A finding with its rule and its cost."""
@@ -117,9 +120,12 @@ def _discount(finding: Finding) -> float:
 
 
 def includes_zero(finding: Finding) -> bool:
-    """Whether its interval includes 0, for a cost in every step. A cost in some steps was observed there."""
+    """Whether the interval of a cost in most steps includes 0. The interval of a rare cost reflects how often it occurs; that it did occur
+    was recorded."""
     ends_ms = finding.costs_ms_per_step_range
-    return ends_ms is not None and ends_ms[0] <= 0.0 and finding.persistence in (None, "always")
+    seen, hit = finding.coverage.steps, finding.coverage.steps_hit
+    in_most = finding.persistence in (None, "always") or (hit is not None and hit >= MOST_STEPS * seen)
+    return ends_ms is not None and ends_ms[0] <= 0.0 and in_most
 
 
 def _loss(finding: Finding, run: Mapping[str, Any], thresholds: Mapping[str, float]) -> float:

@@ -58,7 +58,7 @@ THIS_WORK = "...                # this work"
 _NAME = re.compile(r"[\w.:<>]+")
 """An operation's name that needs no quotation marks in a sentence."""
 _ROUNDS_TO_ZERO_BELOW = 0.005
-_MIN_DIFFERENCE = 0.2
+_MIN_DIFFERENCE = 0.05
 _MIN_SAVING_SHARE = 0.01
 """A saving below this share of the cost counts as none."""
 

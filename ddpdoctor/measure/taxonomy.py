@@ -274,10 +274,17 @@ PART_OF: dict[Component, Part] = {
     Component.UNSEEN: Part.OTHER,
     Component.IDLE: Part.OTHER,
 }
-"""Component of the work → part of the breakdown."""
+"""Component of the work → part of the breakdown, on devices."""
 
-DRAWN_AS: dict[Component, str] = {
-    **{component: PART_OF[component] for component in COMPONENTS},
-    **{component: component for component in PHASES},
-}
-"""Component → its kind in a timeline: a part of the breakdown, and computation by its phases."""
+
+def part_of(component: Component, on_device: bool) -> Part:
+    """The part of the breakdown that a component of the work belongs to. Operators between the phases that run on CPUs, other than the
+    loss, are host work: they are part of the script's own code there, as findings say."""
+    if component is Component.OUTSIDE and not on_device:
+        return Part.HOST
+    return PART_OF[component]
+
+
+def drawn_as(component: Component, on_device: bool) -> str:
+    """The kind of a component in a timeline: a part of the breakdown, and computation by its phases."""
+    return component if component in PHASES else part_of(component, on_device)

@@ -13,7 +13,7 @@ from ddpdoctor.measure.graph import CycleGroup, Graph, recorded_steps
 from ddpdoctor.measure.numerics import Array, Intervals, Ints, clip, nan_median
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import RankMemory, RankSummary, Series, Span, TelemetrySeries, Timeline
-from ddpdoctor.measure.taxonomy import DRAWN_AS, NO_WORK, PARTS, Component, Part, SyncKind
+from ddpdoctor.measure.taxonomy import NO_WORK, PARTS, Component, Part, SyncKind, drawn_as
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window
 
@@ -237,7 +237,9 @@ def _work_spans(rank: int, lane: str, sets: Mapping[str, Intervals], cycle: _Dra
             continue
         for start, end in zip(*clip(intervals, cycle.origin, cycle.end), strict=True):
             if end - start >= shortest:
-                spans.append(cycle.span(rank, lane, DRAWN_AS[Component(name)], name, start, end))
+                spans.append(
+                    cycle.span(rank, lane, drawn_as(Component(name), cycle.group.on_device), name, start, end)
+                )
     return spans
 
 

@@ -23,7 +23,7 @@ from ddpdoctor.measure.steplog import (
     recorded_everywhere,
 )
 from ddpdoctor.measure.summary import WindowCost
-from ddpdoctor.measure.taxonomy import COMPONENTS, HOST_IDLE, INDEX, PART_OF, PARTS, Component, Part, SyncKind
+from ddpdoctor.measure.taxonomy import COMPONENTS, HOST_IDLE, INDEX, PARTS, Component, Part, SyncKind, part_of
 
 _COLUMN: dict[Part, int] = {part: place for place, part in enumerate(PARTS)}
 """Part → its index on the last axis."""
@@ -77,7 +77,7 @@ def cycle_breakdown(group: CycleGroup) -> Array:
     result = np.zeros((cycles, world, len(PARTS)))
     for c, component in enumerate(COMPONENTS):
         # Collectives of several process groups run concurrently, so a segment between two of them may be empty.
-        result[:, :, _COLUMN[PART_OF[component]]] += np.nansum(
+        result[:, :, _COLUMN[part_of(component, group.on_device)]] += np.nansum(
             np.clip(group.work[:, :, :, c], 0, None), axis=1
         )
     for sync, split in zip(group.syncs, splits(group), strict=True):
@@ -152,7 +152,7 @@ def _critical_path(group: CycleGroup) -> tuple[Array, Array]:
         total[_COLUMN[part]] += (spent - hidden).sum()
         for c, component in enumerate(COMPONENTS):
             spent_ns = np.where(here, group.work[rows, k, rank, c], 0.0).sum()
-            total[_COLUMN[PART_OF[component]]] += spent_ns
+            total[_COLUMN[part_of(component, group.on_device)]] += spent_ns
             work[c] += spent_ns
     return np.clip(total, 0, None), np.clip(work, 0, None)
 
