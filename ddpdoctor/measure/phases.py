@@ -21,7 +21,7 @@ Gap = tuple[Component, Component]
 """The phases before and after the gap."""
 
 _PHASE_NAMES: dict[Component, tuple[str, str]] = {
-    Component.DATA: ("the batch", "the next batch"),
+    Component.DATA: ("loading the batch", "the next batch"),
     Component.FORWARD: ("the forward pass", "the forward pass"),
     Component.BACKWARD: ("backward()", "backward()"),
     Component.OPTIMIZER: ("optimizer.step()", "optimizer.step()"),

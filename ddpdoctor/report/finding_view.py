@@ -166,7 +166,7 @@ def order_words(findings: Sequence[Finding]) -> str:
     ]
     if costs == sorted(costs, reverse=True) or weights != sorted(weights, reverse=True):
         return ""
-    return f"order: by cost; ≤ and ≈ count 1/{BOUND_DISCOUNT:.0f}"
+    return f"order: by cost; a bound (≤) or an estimate (≈) counts 1/{BOUND_DISCOUNT:.0f} of its value"
 
 
 def evidence_words(evidence: Evidence) -> str:

@@ -122,7 +122,7 @@ def _total_sentence(finding: Finding) -> str:
     """A sentence on the cost of a finding whose lost time is known for the run only, not per step."""
     share = finding.share_of_run
     share_text = "" if share is None else f", {words.percent(share)} of its wall time"
-    cost = "It cost, once," if finding.happens_once else "It costs"
+    cost = "It cost" if finding.happens_once else "It costs"
     return f"{cost} {words.seconds(finding.costs_s)} of this run{share_text}."
 
 

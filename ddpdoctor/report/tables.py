@@ -187,7 +187,9 @@ def _first_finding_of_attempt(diagnosis: Diagnosis, each: AttemptFacts, *, is_la
         found = next((rule for rule in rules if rule not in ends), "none")
     else:
         found = _first_finding(diagnosis, each)
-    return f"its end; then {found}" if each.ranks and found not in ("none", "not diagnosed") else found
+    return (
+        f"see how it ended; then {found}" if each.ranks and found not in ("none", "not diagnosed") else found
+    )
 
 
 def _steps(first: int, count: int) -> str:

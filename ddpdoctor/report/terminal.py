@@ -66,7 +66,7 @@ PART_MARKS = {
     Part.H2D: (">", "bright_yellow"),
     Part.COMPUTE: ("c", "blue"),
     Part.COMM_WAIT: ("w", "red"),
-    Part.COMM_TRANSFER: ("t", "magenta"),
+    Part.COMM_TRANSFER: ("n", "magenta"),
     Part.BARRIER: ("b", "bright_magenta"),
     Part.HOST: ("h", "green"),
     Part.CHECKPOINT: ("k", "cyan"),
@@ -139,7 +139,7 @@ def _print_main_finding(main: Finding | None, diagnosis: Diagnosis, console: Con
 def _print_findings(diagnosis: Diagnosis, console: Console, max_rows: int) -> None:
     """Print a table of the ``max_rows`` costliest findings, and the number of the others."""
     console.print()
-    shown = diagnosis.findings[:max_rows]
+    shown = _effects_below_causes(diagnosis.findings[:max_rows])
     unit = "ms" if words.step_label(diagnosis) == "recording" else "ms/step"
     print_wrapped(console, _findings_table(shown, console.width, words.all_ranks_label(diagnosis), unit))
     verbose = max_rows == MAX_LISTED
@@ -164,6 +164,18 @@ def _print_findings(diagnosis: Diagnosis, console: Console, max_rows: int) -> No
         print_line(
             console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim"
         )
+
+
+def _effects_below_causes(findings: list[Finding]) -> list[Finding]:
+    """The findings in their order, with each effect below its cause."""
+    ordered: list[Finding] = []
+    for finding in findings:
+        causes = [place for place, each in enumerate(ordered) if each.rule == finding.caused_by]
+        place = causes[-1] + 1 if causes else len(ordered)
+        while causes and place < len(ordered) and ordered[place].caused_by == finding.caused_by:
+            place += 1
+        ordered.insert(place, finding)
+    return ordered
 
 
 def _hta_sentence(results: Mapping[str, Any]) -> str:

@@ -55,7 +55,7 @@ PART_LABELS: dict[str, str] = {
     Part.H2D: "copy to device",
     Part.COMPUTE: "compute",
     Part.COMM_WAIT: "waiting for other ranks",
-    Part.COMM_TRANSFER: "transfer",
+    Part.COMM_TRANSFER: "communication",
     Part.BARRIER: "barrier",
     Part.HOST: "host work",
     Part.CHECKPOINT: "checkpoint",
@@ -389,10 +389,10 @@ def _ranks_recorded(diagnosis: Diagnosis) -> float:
 
 
 def part(name: str, diagnosis: Diagnosis | None = None) -> str:
-    """The label of a part of the breakdown or of the run. Transfer is "transfer or waiting" if ``diagnosis`` lacks ranks of the job; the
-    time of periodic steps has their period."""
+    """The label of a part of the breakdown or of the run. Communication is "communication or waiting" if ``diagnosis`` lacks ranks of the
+    job; the time of periodic steps has their period."""
     if name == Part.COMM_TRANSFER and diagnosis is not None and not has_all_ranks(diagnosis):
-        return "transfer or waiting"
+        return "communication or waiting"
     every = None if diagnosis is None else number_fact(diagnosis, "run.periodic.every")
     if name == "some_steps" and every and every.is_integer():
         return f"extra time of every {ordinal(every)} step"

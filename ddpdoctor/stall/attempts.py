@@ -23,7 +23,7 @@ class AttemptEnd(msgspec.Struct, frozen=True):
     cause: StopFacts | None
     """Cause of the end; None if no rank failed or the failed rank is unknown."""
     how: str
-    """The end in words: "rank 1 raised RuntimeError: ..."; "ended in order"; "" if unknown."""
+    """The end in words: "rank 1 raised RuntimeError: ..."; "finished normally"; "" if unknown."""
     failed_ns: int | None
     """When the first rank failed, or began the step in which it hung, epoch ns of its host; None if none did."""
     ended_ns: int | None
@@ -52,7 +52,7 @@ def attempt_end(
     elif replaced:
         how = f"{ranks_in_words([each.rank for each in replaced])} ended by {signal_name(replaced[0].signal or 0)}"
     else:
-        how = "ended in order" if not has_failed and all(each.in_order for each in ranks) else ""
+        how = "finished normally" if not has_failed and all(each.in_order for each in ranks) else ""
     hung = cause is not None and cause.since_s is not None
     ends_ns = [each.step_since_ns if hung else each.raised_ns or each.gone_ns for each in failed]
     return AttemptEnd(

@@ -61,7 +61,7 @@ RIGHT: dict[str, Any] = {
         "run": {
             "attempts": [
                 {"ended": "rank 0 ended with exit code 7", "ranks": [0]},
-                {"ended": "ended in order", "ranks": []},
+                {"ended": "finished normally", "ranks": []},
             ],
             "restarts": {
                 "count": 2,

@@ -114,7 +114,7 @@ def test_an_elastic_restart_that_succeeds(tmp_path: Path) -> None:
     assert any("The steps of recorded attempt 1 of 2 are measured" in note for note in notes)
     facts = analyze(str(run)).facts["run"]
     first, second = facts["attempts"]
-    assert (first["ended"], second["ended"]) == ("rank 1 ended by SIGKILL", "ended in order")
+    assert (first["ended"], second["ended"]) == ("rank 1 ended by SIGKILL", "finished normally")
     assert (
         first["is_measured"] and first["ended_s"] < second["started_s"] < second["ended_s"] < facts["wall_s"]
     )

@@ -151,7 +151,7 @@ def told(tmp_path: Path, sizes: list[int], ended: str, *runs: Path) -> dict[str,
     facts = diagnosis.facts["run"]
     assert not any("skipped" in note for note in diagnosis.notes)
     assert [each["world_size"] for each in facts["attempts"]] == sizes
-    assert ended in facts["attempts"][0]["ended"] and facts["attempts"][1]["ended"] == "ended in order"
+    assert ended in facts["attempts"][0]["ended"] and facts["attempts"][1]["ended"] == "finished normally"
     assert facts["restarts"]["count"] == 1
     # A signal may end a rank between the end of its step and its note.
     assert facts["restarts"]["repeated_steps"] - (first["done"] - second["first"]) in (0, 1)

@@ -259,7 +259,7 @@ def test_all_ranks_label_if_not_all_were_recorded():
 
 
 def test_transfer_may_be_waiting_if_not_all_ranks_were_recorded():
-    for world, told in ((2, "t transfer 3.0 %"), (8, "t transfer or waiting 3.0 %")):
+    for world, told in ((2, "n communication 3.0 %"), (8, "n communication or waiting 3.0 %")):
         job = msgspec.structs.replace(samples.unhealthy().job, world_size=world)
         assert told in shown(msgspec.structs.replace(samples.unhealthy(), job=job))
 
@@ -348,7 +348,7 @@ def test_the_order_of_costs_is_explained_if_it_is_not_theirs():
         replace(first, rule="a/b", share=0.05, costs_ms_per_step=3.0, persistence="periodic"),
         replace(first, rule="c/d", share=0.1, costs_ms_per_step=6.0, at_most=True),
     ]
-    assert "order: by cost; ≤ and ≈ count 1/4" in " ".join(
+    assert "order: by cost; a bound (≤) or an estimate (≈) counts 1/4 of its value" in " ".join(
         shown(replace(samples.unhealthy(), findings=found)).split()
     )
     stopped = replace(first, rule="hang/e", share=None, costs_ms_per_step=None)

@@ -104,7 +104,7 @@ _GIVEN = frozenset(
     """model optimizer loss_fn loss loader dataset sampler batch_size num_workers device lr x y batch batches step epoch epochs rank
     local_rank world_size micro_batches metrics outputs output losses accuracy grad_norm correct count total running running_loss
     val_set val_loader teacher block lengths buckets path url body requests lock next_x_host train_step evaluate save do_it write_log
-    update_metrics log_metrics compute_metrics decode guarded takes_branch samples background upload create_model np cv2""".split()  # noqa: SIM905
+    update_metrics log_metrics compute_metrics decode data guarded takes_branch samples background upload create_model np cv2""".split()  # noqa: SIM905
 )
 """Names that a snippet may take from the script: the objects of a training loop, and the user's own functions."""
 
