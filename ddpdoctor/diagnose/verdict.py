@@ -84,8 +84,9 @@ def order_findings(
     findings = []
     for entry in by_cost:
         cause = causes.get(entry.rule.id)
-        # An effect of a finding that is capped to info is info too.
-        severity = "info" if cause in capped else entry.finding.severity
+        # Effects, direct and indirect, of a finding that is capped to info are info too.
+        is_capped = any(_is_effect_of(entry.rule.id, rule, causes) for rule in capped)
+        severity = "info" if is_capped else entry.finding.severity
         findings.append(msgspec.structs.replace(entry.finding, caused_by=cause, severity=severity))
     return [f for f in findings if f.caused_by is None] + [f for f in findings if f.caused_by is not None]
 

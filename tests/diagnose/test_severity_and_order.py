@@ -78,6 +78,30 @@ def test_what_may_cost_nothing_makes_no_headline() -> None:
     assert verdict(alone, coverage=Coverage(20, 2))[1].rule == "a/shared"
 
 
+def test_what_may_cost_nothing_in_most_steps_makes_no_headline_and_what_was_seen_in_few_steps_does() -> None:
+    rules = [rule("a/late", costs="late.data"), rule("a/shared", costs="shared.host")]
+    for hit, first in ((15, "a/late"), (5, "a/shared")):
+        perhaps = {
+            "ms_per_step": 40.0, "low_ms_per_step": 0.0, "high_ms_per_step": 80.0, "persistence": "random",
+            "steps_hit": hit, "steps_seen": 20,
+        }  # fmt: skip
+        facts = FACTS | {"late": {"data": {"ms_per_step": 20.0}}, "shared": {"host": perhaps}}
+        assert verdict(run(*rules, facts=facts), coverage=Coverage(20, 2))[1].rule == first
+
+
+def test_effects_of_what_only_informs_inform_too_also_indirect_ones() -> None:
+    rules = [
+        rule("a/cause", costs="shared.data", severity_most="info"),
+        rule("a/between", costs="late.data", effect_of=["a/cause"]),
+        rule("a/effect", costs="shared.host", effect_of=["a/between"]),
+    ]
+    facts = FACTS | {
+        "late": {"data": {"ms_per_step": 20.0}},
+        "shared": {**FACTS["shared"], "host": {"ms_per_step": 20.0}},
+    }
+    assert {finding.severity for finding in run(*rules, facts=facts).findings} == {"info"}
+
+
 def test_what_may_cost_nothing_stays_the_headline_beside_what_was_not_measured_to_cost_something() -> None:
     perhaps = {"ms_per_step": 40.0, "low_ms_per_step": 0.0, "high_ms_per_step": 80.0}
     facts = FACTS | {"late": {"data": {"ms_per_step": 20.0}}, "shared": {"host": perhaps}}

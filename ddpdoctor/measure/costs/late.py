@@ -277,7 +277,7 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
         fields["stands_out_in"] = attribution.stands_out_in.get(cause, [])
     if positions and not removal.at_different_lines:
         fields |= confirmed_by_events(context.drawn, cause, removal.work, positions)
-        if cause in (LateCause.HOST, LateCause.CPU_STARVED):
+        if cause in (LateCause.HOST, LateCause.COMPUTE, LateCause.CPU_STARVED):
             fields["awake_ms"] = awake_longer_ms(context.graph, removal.work, positions)
     if removal.at_different_lines and positions:
         # One line for each of these ranks: the one with most work. The rank with most work comes first.
