@@ -147,7 +147,7 @@ def _frame(trace: RankTrace, symbols: Any) -> Any:
     rows = np.flatnonzero(device | ((trace.correlation >= 0) & ~trace.category_mask(*DEVICE)))
     on_device, start = device[rows], trace.start_ns[rows]
     index = np.arange(1, len(rows) + 1)
-    correlation = trace.correlation[rows]
+    correlation = trace.correlation[rows].astype(np.int64)
     stream = np.where(on_device, trace.stream[rows], -1)
     frame = pd.DataFrame(
         {
