@@ -54,7 +54,9 @@ AXES = {
     "steps, Nsight": Axis((5, 50, 500), lambda place, n: matrix.exports(place, steps=n)),
     "ranks, Nsight": Axis((2, 8, 64), lambda place, n: matrix.exports(place, ranks=n, steps=4)),
     "collectives a step": Axis((4, 40, 400), lambda place, n: matrix.traces(place, collectives=n)),
-    "kernels a step": Axis((30, 300, 900), lambda place, n: matrix.traces(place, ranks=64, steps=4, kernels=n)),
+    "kernels a step": Axis(
+        (30, 300, 900), lambda place, n: matrix.traces(place, ranks=64, steps=4, kernels=n)
+    ),
     "ranks": Axis((2, 8, 64, 512), lambda place, n: matrix.traces(place, ranks=n, steps=4)),
     "steps of logs": Axis((50, 500, 5000, 20000), lambda place, n: matrix.logs(place, 2, n)),
     "ranks of logs": Axis((2, 8, 64, 512), lambda place, n: matrix.logs(place, n, 50)),

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 from numpy.typing import NDArray
 
 Predicate = Callable[[str], Any]
@@ -206,17 +206,12 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
         return int(self.start_ns[0]), int(np.max(self.start_ns + self.duration_ns))
 
     def narrowed(self) -> RankTrace:
-        """The same trace, each column in the narrowest integer type that holds its values: about 30 bytes per event instead of 64.
-        Starts stay int64, because other times are added to them."""
-        types = {
-            name: _TIME_TYPES if name == "duration_ns" else _ID_TYPES for name in column_types(RankTrace)
-        }
-        columns: dict[str, Any] = {
-            name: _narrowest(getattr(self, name), among)
-            for name, among in types.items()
-            if name != "start_ns"
-        }
-        return replace(self, **columns)
+        """This trace, each column replaced in place by one of the narrowest integer type that holds its values: 22 to 34 bytes per event
+        instead of 64. Starts stay int64, because other times are added to them. Peak memory is one more column."""
+        for name in column_types(RankTrace).keys() - {"start_ns"}:
+            types = _DURATION_TYPES if name == "duration_ns" else _ID_TYPES
+            force_setattr(self, name, _narrowest(getattr(self, name), types))
+        return self
 
     def among(self, kept: NDArray[np.bool_]) -> RankTrace:
         """The trace with only the events in the mask ``kept`` [events]."""
@@ -251,7 +246,7 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
 
 
 _ID_TYPES = (np.int8, np.int16, np.int32)
-_TIME_TYPES = (np.int32,)
+_DURATION_TYPES = (np.int32,)
 """Durations keep 32 bits: the quotient of a narrower column and a float would be a float of half or single precision."""
 
 
