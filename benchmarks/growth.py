@@ -2,8 +2,8 @@
 
     python benchmarks/growth.py [--axis steps ...] [--most 2000] [--repetitions 3] [--plot FILE.svg]
 
-One axis grows at a time, the others stay small: windows of 5 to 2,000 steps, 4 to 400 collectives a step, 2 to 512 ranks,
-5,000 to 150,000 distinct names of events; steps also with Python stacks, in the time format of before 2024, as exports of
+One axis grows at a time, the others stay small: windows of 5 to 2,000 steps, 4 to 400 collectives and 30 to 900 kernels a step,
+2 to 512 ranks, 5,000 to 150,000 distinct names of events; steps also with Python stacks, in the time format of before 2024, as exports of
 Nsight Systems, and as step logs, with stack samples too; of a run directory of 1,000 to 30,000 ranks, listing and opening.
 All jobs are generated. Each figure is the median CPU time of some processes, and all sizes of an axis take turns. The slope
 of a stage is that of the logarithms of its seconds and of the events between the two largest sizes, told as the median over
@@ -54,6 +54,9 @@ AXES = {
     "steps, Nsight": Axis((5, 50, 500), lambda place, n: matrix.exports(place, steps=n)),
     "ranks, Nsight": Axis((2, 8, 64), lambda place, n: matrix.exports(place, ranks=n, steps=4)),
     "collectives a step": Axis((4, 40, 400), lambda place, n: matrix.traces(place, collectives=n)),
+    "kernels a step": Axis(
+        (30, 300, 900), lambda place, n: matrix.traces(place, ranks=64, steps=4, kernels=n)
+    ),
     "ranks": Axis((2, 8, 64, 512), lambda place, n: matrix.traces(place, ranks=n, steps=4)),
     "steps of logs": Axis((50, 500, 5000, 20000), lambda place, n: matrix.logs(place, 2, n)),
     "ranks of logs": Axis((2, 8, 64, 512), lambda place, n: matrix.logs(place, n, 50)),

@@ -39,16 +39,18 @@ def traces(
     ranks: int = 2,
     steps: int = 20,
     collectives: int = 4,
+    kernels: int = 30,
     stacks: bool = False,
     old: bool = False,
 ) -> None:
-    """Traces of a job on accelerators, eight ranks a host, with one slow rank; ``old``: times as before 2024."""
+    """Traces of a job on accelerators, eight ranks a host, with one slow rank. ``kernels``: in forward and backward pass of a step, each
+    with about four events beside it; ``old``: times as before 2024."""
     config = Config(
         world_size=ranks,
         hosts=(RANKS_A_HOST,) * (ranks // RANKS_A_HOST),
         steps=steps,
-        forward_kernels=10,
-        backward_kernels=max(20, collectives),
+        forward_kernels=kernels // 3,
+        backward_kernels=max(kernels * 2 // 3, collectives),
         bucket_bytes=(5_000_000,) * collectives,
         plants=(Plant("slow_data", ranks=(ranks - 1,), ms=4.0),),
     )

@@ -147,15 +147,19 @@ def _frame(trace: RankTrace, symbols: Any) -> Any:
     rows = np.flatnonzero(device | ((trace.correlation >= 0) & ~trace.category_mask(*DEVICE)))
     on_device, start = device[rows], trace.start_ns[rows]
     index = np.arange(1, len(rows) + 1)
-    correlation = trace.correlation[rows]
-    stream = np.where(on_device, trace.stream[rows], -1)
+    correlation = trace.correlation[rows].astype(np.int64)
+    # Columns of a trace may have narrower types, which HTA does not expect.
+    stream, device_id, lane = (
+        column[rows].astype(np.int32) for column in (trace.stream, trace.device, trace.lane)
+    )
+    stream = np.where(on_device, stream, -1)
     frame = pd.DataFrame(
         {
             "index": index,
             "name": _symbol_ids(trace.names, trace.name[rows], symbols),
             "cat": _symbol_ids(trace.categories, trace.category[rows], symbols),
-            "pid": np.where(on_device, trace.device[rows], -1),
-            "tid": np.where(on_device, stream, trace.lane[rows]),
+            "pid": np.where(on_device, device_id, -1),
+            "tid": np.where(on_device, stream, lane),
             "ts": (start - start.min()) / 1e3,
             "dur": trace.duration_ns[rows] / 1e3,
             "stream": stream,

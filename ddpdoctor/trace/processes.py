@@ -79,7 +79,7 @@ def keep_freed_memory() -> None:
 def read_one(file: str, rank: int | None, cache: bool) -> tuple[RankTrace | None, str]:
     """(trace, "") or (None, a sentence with the reason why it cannot be read). Never raises."""
     try:
-        return cached_load(file, rank) if cache else load_trace(file, rank), ""
+        return (cached_load(file, rank) if cache else load_trace(file, rank)).narrowed(), ""
     except DdpDoctorError as error:
         return None, str(error)
     except MemoryError:

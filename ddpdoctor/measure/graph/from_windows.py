@@ -11,7 +11,7 @@ update to the end of the next. The matched collective before an update gives it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -24,7 +24,7 @@ from ddpdoctor.measure.taxonomy import HOST_IDLE, INDEX, Component, LateCause, S
 from ddpdoctor.measure.window import Window, launches
 from ddpdoctor.trace import classify
 
-from .cutting import Cut, cut_into_cycles, matched_collectives
+from .cutting import cut_into_cycles, matched_collectives
 from .graph import CycleGroup, Graph, RankSteps, Sync, excluded_steps, recorded_steps
 from .segments import Segments, compute_timeline, cycle_group, idle_after, rest_component, work_in
 from .standalone_times import issue_time_ns, standalone_data_of_windows, with_issue_times
@@ -115,27 +115,11 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
     aligned, matched = align_and_match(windows)
     origin = min((window.span[0] for window in aligned), default=0)
     # From here on, times count from the first event of any rank.
-    shifted = []
-    for window in _with_comparable_optimizer(aligned):
-        # Exposed communication becomes a component, for collectives that are not matched.
-        exposed = subtract(union(window.collectives.start, window.collectives.end), window.compute)
-        unmatched = subtract(exposed, union_of(EMPTY, *window.sets.values()))
-        shifted.append(window.with_set(Component.UNMATCHED, unmatched).shifted(-origin))
+    final = list(_with_comparable_optimizer(aligned))
+    del aligned
+    _replace_each(final, lambda window: _with_unmatched(window).shifted(-origin))
     usable = len(matched.rows) > 0 and matched.refused is None
-    shifted = list(with_steps_of_updates(shifted, matched.rows)) if usable else shifted
-    table = matched_collectives(shifted, matched.rows)
-    cut = cut_into_cycles(table) if usable else Cut({})
-    final = shifted
-    if cut.whole_window:
-        # A rank's work before its first event is unknown.
-        final = [window.with_set(Component.UNSEEN, union([0], [window.span[0]])) for window in shifted]
-    # Cycles between matched collectives, with the work that is hidden in waits for other ranks.
-    timelines = [compute_timeline(window) for window in final] if cut.cycles else []
-    groups = [cycle_group(syncs, cycles, table, final, timelines) for syncs, cycles in cut.cycles.items()]
-    groups = [of.with_standalone(LateCause.DATA, standalone_data_of_windows(of, final)) for of in groups]
-    if groups and all(window.on_device for window in final):
-        times_ns = np.array([issue_time_ns(window) for window in final])
-        groups = [with_issue_times(group, times_ns) for group in groups]
+    groups, final = _matched_cycles(final, matched.rows) if usable else ([], final)
     groups = groups or _unmatched_cycles(final)
     steps = [_rank_steps(window) for window in final]
     numbers = recorded_steps(steps)
@@ -155,7 +139,38 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
         clock_error_ns=matched.error_ns,
         coverage=matched.coverage if usable else None,
     )
-    return graph, [window.shifted(origin) for window in final]
+    _replace_each(final, lambda window: window.shifted(origin))
+    return graph, final
+
+
+def _replace_each(windows: list[Window], change: Callable[[Window], Window]) -> None:
+    """Changes each window in the list in turn, so that there is never a second copy of more than one of them."""
+    for place, window in enumerate(windows):
+        windows[place] = change(window)
+
+
+def _with_unmatched(window: Window) -> Window:
+    """The window with its exposed communication as a component, which counts for collectives that are not matched."""
+    exposed = subtract(union(window.collectives.start, window.collectives.end), window.compute)
+    return window.with_set(Component.UNMATCHED, subtract(exposed, union_of(EMPTY, *window.sets.values())))
+
+
+def _matched_cycles(windows: Sequence[Window], rows: Ints) -> tuple[list[CycleGroup], list[Window]]:
+    """(The cycles between the matched collectives ``rows`` [M, R], with the work that is hidden in waits for other ranks; the windows with
+    the steps and the component that the cycles add)."""
+    found = list(with_steps_of_updates(windows, rows))
+    table = matched_collectives(found, rows)
+    cut = cut_into_cycles(table)
+    if cut.whole_window:
+        # A rank's work before its first event is unknown.
+        found = [window.with_set(Component.UNSEEN, union([0], [window.span[0]])) for window in found]
+    timelines = [compute_timeline(window) for window in found] if cut.cycles else []
+    groups = [cycle_group(syncs, cycles, table, found, timelines) for syncs, cycles in cut.cycles.items()]
+    groups = [of.with_standalone(LateCause.DATA, standalone_data_of_windows(of, found)) for of in groups]
+    if groups and all(window.on_device for window in found):
+        times_ns = np.array([issue_time_ns(window) for window in found])
+        groups = [with_issue_times(group, times_ns) for group in groups]
+    return groups, found
 
 
 def _with_comparable_optimizer(windows: Sequence[Window]) -> Sequence[Window]:

@@ -58,14 +58,14 @@ def backward_of(window: Window) -> tuple[float, float] | None:
     host = trace.start_ns[calls] + window.shifted_ns
     reduced = np.flatnonzero(window.collectives.of_kind(SyncKind.GRADIENTS))
     lengths_ms, shares = [], []
+    begins, ends = trace.start_ns[rows] + window.shifted_ns, trace.end_ns[rows] + window.shifted_ns
     of_steps = zip(
         _in_steps(window, host), _in_steps(window, window.collectives.issued[reduced]), strict=True
     )
     for own, issued in of_steps:
         if not len(own) or not len(issued):
             continue
-        begin = float(trace.start_ns[rows[own]].min() + window.shifted_ns)
-        stop = float(trace.end_ns[rows[own]].max() + window.shifted_ns)
+        begin, stop = float(begins[own].min()), float(ends[own].max())
         lengths_ms.append((stop - begin) / 1e6)
         shares.append(
             (float(window.collectives.start[reduced[issued]].min()) - begin) / max(stop - begin, 1.0)

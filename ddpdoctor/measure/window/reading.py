@@ -113,14 +113,8 @@ def _steps(trace: RankTrace, main: int) -> list[tuple[int, int, int]]:
         trace.name_mask(_is_step) & trace.category_mask("user_annotation", "cpu_op") & on_main
     )
     if len(marks):
-        steps = {
-            (
-                int(classify.step_number(trace.name_of(int(row))) or 0),
-                int(trace.start_ns[row]),
-                int(trace.end_ns[row]),
-            )
-            for row in marks
-        }
+        numbers = [int(classify.step_number(trace.name_of(int(row))) or 0) for row in marks]
+        steps = set(zip(numbers, trace.start_ns[marks].tolist(), trace.end_ns[marks].tolist(), strict=True))
         return sorted(steps, key=lambda step: step[1])
     ends = event_union(trace, trace.name_mask(classify.is_optimizer_step) & on_main)[1].tolist()
     return [(i, start, end) for i, (start, end) in enumerate(pairwise(ends))]
@@ -134,8 +128,9 @@ def _steps_on_device(trace: RankTrace) -> list[tuple[int, int, int]]:
     numbers = np.array([classify.step_number(trace.name_of(int(row))) or 0 for row in rows], np.int64)
     order = np.argsort(numbers, kind="stable")
     of_step, first = np.unique(numbers[order], return_index=True)
+    ends = trace.end_ns
     steps = [
-        (int(number), int(trace.start_ns[own].min()), int(trace.end_ns[own].max()))
+        (int(number), int(trace.start_ns[own].min()), int(ends[own].max()))
         for number, own in zip(of_step, np.split(rows[order], first[1:]), strict=True)
     ]
     return sorted(steps, key=lambda step: step[1])

@@ -116,6 +116,20 @@ def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path, engine):
     assert "\n" not in str(raised.value)
 
 
+def test_a_ray_cluster_that_does_not_start_is_one_sentence(tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def init(address, **options):
+        raise ConnectionError if address == "auto" else Exception("The current node timed out.\nMore.")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(
+        DdpDoctorError, match=r"no Ray cluster at this machine: The current node timed out\.$"
+    ):
+        load_traces(job(tmp_path, [0]), engine="ray")
+
+
 @pytest.mark.parametrize("spec", ["spark", "dask://", "", "ray:/x"])
 def test_an_unknown_engine_is_one_sentence(spec):
     with pytest.raises(DdpDoctorError, match=r"is not an engine: expected dask or dask://HOST:PORT, ray"):
