@@ -6,4 +6,4 @@ Modules and subpackages here are found at run time; there is no list of formats.
 Kineto's JSON, whose reader gives the error message.
 """
 
-from .registry import HEAD_BYTES, Candidate, Format, file_of, is_trace, load_trace, parts_of
+from .registry import HEAD_BYTES, Candidate, Format, failed_formats, file_of, is_trace, load_trace, parts_of

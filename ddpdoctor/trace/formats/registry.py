@@ -1,4 +1,4 @@
-"""Discovers the trace formats and selects a file's format."""
+"""Discovers the trace formats and selects a file's format. An error in one format affects only the files that it reads."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import importlib
 import os
 import pkgutil
 import stat
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from ddpdoctor.errors import UnusableInput
+from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.trace import formats
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.sources import is_url, open_source
+
+T = TypeVar("T")
 
 HEAD_BYTES = 1 << 16
 """Number of first bytes that ``recognises`` may inspect. Enough to include the text after the descriptions of many devices."""
@@ -25,6 +28,8 @@ class Candidate:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.failures: list[str] = []
+        """The formats that could not inspect the file because of an error in their code, each with the error."""
 
     @cached_property
     def head(self) -> bytes | None:
@@ -76,30 +81,93 @@ def load_trace(path: str, rank: int | None = None) -> RankTrace:
     ``rank`` overrides the file's own, for traces of a run directory. Raises :class:`UnusableInput` with one sentence if no
     event can be read.
     """
-    candidate, known = Candidate(path), _formats()
-    others = (each for name, each in known.items() if name != _DEFAULT and each.recognises(candidate))
-    found: Format = next(others, known[_DEFAULT])
-    return found.read(path, rank)
+    candidate = Candidate(path)
+    others = (name for name in _recognising(candidate) if name != _DEFAULT)
+    name = next(others, _DEFAULT)
+    try:
+        trace = _formats()[name].read(path, rank)
+        if not isinstance(trace, RankTrace):
+            raise TypeError(f"read returned {type(trace).__name__} instead of RankTrace")
+    except DdpDoctorError as error:
+        if not candidate.failures:
+            raise
+        raise UnusableInput(f"{error} {failed_formats(candidate.failures)}") from None
+    except (MemoryError, RecursionError):  # caused by the file, not by the reader
+        raise
+    except Exception as error:
+        raise UnusableInput(
+            f"{path} cannot be read: the reader of the format {_in_words(name, error)} failed."
+        ) from error
+    return trace
 
 
 def is_trace(candidate: Candidate) -> bool:
     """Whether a file, by its name or its first bytes, is a profiler trace of any format."""
-    return any(each.recognises(candidate) for each in _formats().values())
+    return any(True for _ in _recognising(candidate))
 
 
 def parts_of(candidate: Candidate) -> Sequence[str]:
     """Paths to read for a file: the address of each rank if the file has several, else the file itself."""
-    several = (each.parts(candidate) for each in _multi_rank_formats())
+    several = (
+        _inspect(candidate, name, functools.partial(each.parts, candidate), ())
+        for name, each in _multi_rank_formats().items()
+    )
     return next(filter(None, several), (candidate.path,))
+
+
+def failed_formats(failures: Sequence[str]) -> str:
+    """A sentence on formats that could not inspect files (:attr:`Candidate.failures`)."""
+    different = list(dict.fromkeys(failures))
+    return f"Not considered, because of errors in their readers: the format{'s' if len(different) > 1 else ''} {', '.join(different)}."
 
 
 def file_of(path: str) -> str:
     """The file of a path that :func:`parts_of` returned."""
-    return next((file for each in _multi_rank_formats() if (file := each.file_of(path)) != path), path)
+    return next(
+        (file for each in _multi_rank_formats().values() if (file := each.file_of(path)) != path), path
+    )
 
 
-def _multi_rank_formats() -> list[Any]:
-    return [each for each in _formats().values() if hasattr(each, "parts")]
+def _recognising(candidate: Candidate) -> Iterator[str]:
+    """The names of the formats that recognise the file."""
+    for name, each in _formats().items():
+        if _inspect(candidate, name, functools.partial(each.recognises, candidate), False):
+            yield name
+
+
+def _inspect(candidate: Candidate, name: str, inspect: Callable[[], T], otherwise: T) -> T:
+    """The result of ``inspect``, code of the format ``name``; ``otherwise``, and a failure of the candidate, after an error."""
+    try:
+        return inspect()
+    except Exception as error:
+        candidate.failures.append(_in_words(name, error))
+        return otherwise
+
+
+def _in_words(name: str, error: Exception) -> str:
+    """The name of a format and an error in it, with the last of the formats' lines that it passed."""
+    lines = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
+    passed = [
+        (file, number)
+        for file, number in lines
+        if file != __file__ and file.startswith(tuple(formats.__path__))
+    ]
+    where = f", in {passed[-1][0]}, line {passed[-1][1]}" if passed else ""
+    return f"{name} ({type(error).__name__}: {error}{where})"
+
+
+def _multi_rank_formats() -> dict[str, Any]:
+    return {name: each for name, each in _formats().items() if hasattr(each, "parts")}
+
+
+class _UnusableFormat:
+    """Stands for a format whose module cannot be imported: it fails for each file."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def recognises(self, _: Candidate) -> bool:
+        raise self._error
 
 
 def _formats() -> dict[str, Any]:
@@ -109,5 +177,12 @@ def _formats() -> dict[str, Any]:
 
 @functools.cache
 def _formats_in(folders: Sequence[str]) -> dict[str, Any]:
-    names = [f"{formats.__name__}.{module.name}" for module in pkgutil.iter_modules(folders)]
-    return {name.rpartition(".")[2]: importlib.import_module(name) for name in names if name != __name__}
+    names = [module.name for module in pkgutil.iter_modules(folders)]
+    return {name: _imported(name) for name in names if f"{formats.__name__}.{name}" != __name__}
+
+
+def _imported(name: str) -> Any:
+    try:
+        return importlib.import_module(f"{formats.__name__}.{name}")
+    except Exception as error:  # a syntax error, a missing package
+        return _UnusableFormat(error)
