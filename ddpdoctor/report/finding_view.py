@@ -17,8 +17,6 @@ from ddpdoctor.report import words
 from ddpdoctor.rundir import parsed_python
 
 _Row = TypeVar("_Row")
-Prose = list[tuple[str, bool]]
-"""Text as a list of (piece, whether it is code)."""
 
 MAX_LISTED = 500
 """Maximum number of findings, notes and rules that a report lists; its data has all."""

@@ -216,7 +216,7 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
     later_trainings_end_ns: int | None = None
     """End of the process's later trainings, wall clock, epoch ns; None if there are none."""
     saved: int | None = None
-    """The last step in which a checkpoint was saved, including steps not read and the one in which the rank ended; None in older logs."""
+    """The last step in which a checkpoint was saved, including steps not read and the one in which the rank ended; None if none was."""
     workers: Sequence[WorkerLog] = ()
     """Records of its data loader workers, on their own clock."""
 
