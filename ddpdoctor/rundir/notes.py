@@ -4,7 +4,8 @@ The sentence is shown to users; code uses the note's code::
 
     Note("No GPU telemetry: NVML Shared Library Not Found (NVML).", NoteCode.NO_GPU)
 
-Files contain the sentences and, in a parallel list, the codes (``docs/formats.md``); :func:`recorded_notes` combines them.
+Files contain the sentences and, in a parallel list, the codes (``docs/formats.md``). Older recordings have only the
+sentences; :func:`recorded_notes` adds the codes that they would have today.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import zip_longest
 
 
 class NoteCode(str, Enum):
@@ -50,8 +50,17 @@ class Note:
 
 
 def recorded_notes(texts: Sequence[str], codes: Sequence[str]) -> list[Note]:
-    """The notes from a file's ``texts`` and ``codes``, one code per text. A missing code, or one of a later version, has no
-    consequence."""
+    """The notes from a file's ``texts`` and ``codes``, one code per text; ``codes`` is [] in older recordings. A code of a later
+    version that is unknown here has no consequence."""
+    if len(codes) != len(texts):
+        return [Note(text, _code_before_codes(text)) for text in texts]
     known = {code.value: code for code in NoteCode}
-    paired = zip_longest(texts, codes[: len(texts)], fillvalue="")
-    return [Note(text, known.get(code, NoteCode.TOLD)) for text, code in paired]
+    return [Note(text, known.get(code, NoteCode.TOLD)) for text, code in zip(texts, codes)]
+
+
+_BEGINNINGS = {"No GPU telemetry: ": NoteCode.NO_GPU, "no rank was recorded: ": NoteCode.NO_RANK}
+"""Beginnings of the sentences that launchers wrote before there were codes. Do not add to it."""
+
+
+def _code_before_codes(text: str) -> NoteCode:
+    return next((code for begin, code in _BEGINNINGS.items() if text.startswith(begin)), NoteCode.TOLD)

@@ -17,12 +17,12 @@ def test_the_code_decides_and_not_the_sentence():
     assert recorded_notes([NO_GPU], [NoteCode.NO_RANK.value]) == [Note(NO_GPU, NoteCode.NO_RANK)]
 
 
-def test_nothing_follows_from_a_note_without_a_code():
-    assert recorded_notes([NO_RANK, NO_GPU], [NoteCode.NO_RANK.value]) == [
+def test_recordings_from_before_there_were_codes_have_those_of_today():
+    assert recorded_notes([NO_RANK, NO_GPU, f"It said: {NO_GPU}"], []) == [
         Note(NO_RANK, NoteCode.NO_RANK),
-        Note(NO_GPU),
+        Note(NO_GPU, NoteCode.NO_GPU),
+        Note(f"It said: {NO_GPU}"),
     ]
-    assert recorded_notes([], [NoteCode.NO_RANK.value]) == []
 
 
 def test_nothing_follows_from_a_code_of_a_later_version():
