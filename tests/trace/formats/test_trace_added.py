@@ -16,7 +16,6 @@ from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import Collectives, find_traces, formats, load_trace, load_traces
 from ddpdoctor.trace.archive import read_archive, write_archive
-from ddpdoctor.trace.formats import registry
 from tests.trace.trace_files import document, events, write
 
 ADDED = Path(__file__).parent / "added"
@@ -100,13 +99,11 @@ def write_format(tmp_path, monkeypatch):
 
     def write_code(code):
         monkeypatch.delitem(sys.modules, "ddpdoctor.trace.formats.broken", raising=False)
-        registry._formats_in.cache_clear()
         importlib.invalidate_caches()
         return write(folder / "broken.py", RECOGNISES + code)
 
     yield write_code
     sys.modules.pop("ddpdoctor.trace.formats.broken", None)
-    registry._formats_in.cache_clear()
 
 
 RECOGNISES = "def recognises(candidate): return (candidate.head or b'').startswith(b'#broken')\n"
