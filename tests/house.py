@@ -171,10 +171,10 @@ SUBPACKAGE_IMPORTS: dict[str, dict[str, tuple[str, ...]]] = {
         "job": (),
         "recording": ("job", "patching", "guard"),
         "profiling": ("recording", "job", "patching", "guard", "environment"),
-        "settings": ("recording", "job", "guard"),
+        "rank_document": ("recording", "job", "guard"),
         "fatalsignals": (),
         "stalls": ("profiling", "recording", "job", "patching", "guard", "environment", "fatalsignals"),
-        "lifetime": ("settings", "stalls", "profiling", "recording", "patching", "guard", "environment"),
+        "lifetime": ("rank_document", "stalls", "profiling", "recording", "patching", "guard", "environment"),
         "patches": (
             "lifetime",
             "stalls",

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from ddpdoctor import __version__, stall
-from ddpdoctor.diagnose import facts_view, words
+from ddpdoctor.diagnose import facts_view, rule_texts
 from ddpdoctor.diagnose.diagnosis import (
     Coverage,
     Diagnosis,
@@ -150,7 +150,7 @@ def _chosen_training(trainings: Sequence[Training], number: int | None) -> Train
     """The training with this ``number``, or else the longest one in which the ranks synchronise; None if there is only one. Raises
     UnusableInput."""
     if number is not None and not 1 <= number <= max(len(trainings), 1):
-        has = words.count(max(len(trainings), 1), "training")
+        has = rule_texts.count(max(len(trainings), 1), "training")
         raise UnusableInput(f"there is no training {number}: the ranks took {has}.")
     if not trainings:
         return None
@@ -412,7 +412,7 @@ def _diagnosis_of(measured: MeasuredJob, options: Options) -> Diagnosis:
     if is_unsure:
         healthy, sentence = False, Verdict(None, f"Cannot tell: {measured.truncated}.")
     if measured.termination is not None:
-        headline = words.inside_sentence(sentence.headline)
+        headline = rule_texts.inside_sentence(sentence.headline)
         before = f"In the steps before that: {headline}" if facts.steps.seen else "No step was recorded."
         sentence = Verdict(sentence.rule, f"{measured.termination}. {before}")
     of_steps = {name: value for name, value in asdict(facts.steps).items() if name in Steps.__struct_fields__}
@@ -455,7 +455,7 @@ def _headline_first(findings: Sequence[Finding], rule: str | None) -> list[Findi
 
 
 def _rules_note(what: str, rules: Sequence[str]) -> str:
-    return f"{words.count(len(rules), 'rule')} {what}: {', '.join(rules)}."
+    return f"{rule_texts.count(len(rules), 'rule')} {what}: {', '.join(rules)}."
 
 
 def _with_trials(diagnosis: Diagnosis, runs: Sequence[RunDirectory]) -> Diagnosis:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Evidence, Finding, Fix
-from ddpdoctor.diagnose.words import THIS_WORK
+from ddpdoctor.diagnose.rule_texts import THIS_WORK
 from ddpdoctor.measure.places import CodeLine, Where, is_own_process
 from ddpdoctor.report import words
 from ddpdoctor.rundir import parsed_python
