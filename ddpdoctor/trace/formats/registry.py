@@ -153,7 +153,8 @@ def _in_words(name: str, error: Exception) -> str:
         if file != __file__ and file.startswith(tuple(formats.__path__))
     ]
     where = f", in {passed[-1][0]}, line {passed[-1][1]}" if passed else ""
-    return f"{name} ({type(error).__name__}: {error}{where})"
+    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    return f"{name} ({text}{where})"
 
 
 def _multi_rank_formats() -> dict[str, Any]:
@@ -164,10 +165,10 @@ class _UnusableFormat:
     """Stands for a format whose module cannot be imported: it fails for each file."""
 
     def __init__(self, error: Exception) -> None:
-        self._error = error
+        self._error, self._traceback = error, error.__traceback__
 
     def recognises(self, _: Candidate) -> bool:
-        raise self._error
+        raise self._error.with_traceback(self._traceback)  # without the places where it was raised before
 
 
 def _formats() -> dict[str, Any]:

@@ -74,7 +74,7 @@ WORK = {
             "    SharedCause.LOGGING: (Component.LOGGING,),\n",
         ),
     ),
-    "ddpdoctor/measure/steplog/activities.py": (
+    "ddpdoctor/measure/steplog/log.py": (
         ("Component.EPOCH_START, Component.DATA)\n_ON_DEVICE", "Component.LOGGING, "),
         ("    EventKind.EVALUATION: Component.FORWARD,\n", "    EventKind.LOGGING: Component.LOGGING,\n"),
     ),
