@@ -175,7 +175,7 @@ def test_frames_have_steps_collectives_and_ranks_that_add_up():
 
 
 def test_frames_need_no_costs_and_no_diagnosis(monkeypatch):
-    for name in ("ddpdoctor.measure.flow.price_all", "ddpdoctor.analysis.build.diagnose"):
+    for name in ("ddpdoctor.measure.flow.price_all", "ddpdoctor.analysis.driver.diagnose"):
         monkeypatch.setattr(name, None)
     assert ddpdoctor.frames(RUN).ranks.height == 2
 

@@ -13,8 +13,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from ddpdoctor.demo import JOB, find_fault
-from ddpdoctor.demo.faults import FAULTS, Fault
+from ddpdoctor.demo import FAULTS, JOB, Fault, find_fault
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from tests.cli.live import live_run
 from tests.conftest import Once

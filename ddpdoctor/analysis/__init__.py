@@ -3,11 +3,10 @@
 Takes paths and :class:`Options`, returns a :class:`~ddpdoctor.diagnose.diagnosis.Diagnosis`. The result of each stage is
 immutable and the only input of the next::
 
-    paths ─► load ─► Inputs ─► prepare ─► PreparedJob (with windows) ─► measure ─► MeasuredJob ─► build_diagnosis ─► Diagnosis
+    paths ─► load ─► Inputs ─► prepare ─► PreparedJob (with windows) ─► measure ─► MeasuredJob ─► diagnose ─► Diagnosis
 
-``inputs`` has load, ``driver`` prepare and measure, ``job`` the properties of the job itself, ``build`` build_diagnosis. A table of
-operations (Parquet) is measured separately into a MeasuredJob. Notes keep their codes up to the Diagnosis, which
-has only their text.
+``inputs`` has load, ``driver`` the stages after it, ``job`` the properties of the job itself. A table of operations (Parquet) is measured
+separately into a MeasuredJob. Notes keep their codes up to the Diagnosis, which has only their text.
 """
 
 from __future__ import annotations

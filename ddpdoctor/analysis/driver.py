@@ -1,4 +1,4 @@
-"""Runs the stages of an analysis in order, for run directories and traces and for tables of operations."""
+"""Runs the stages of an analysis in order, up to the diagnosis, for run directories and traces and for tables of operations."""
 
 from __future__ import annotations
 
@@ -6,37 +6,50 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
-import numpy as np
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from ddpdoctor import stall
-from ddpdoctor.diagnose import words
-from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job
+from ddpdoctor import __version__, stall
+from ddpdoctor.diagnose import facts_view, rule_texts
+from ddpdoctor.diagnose.diagnosis import (
+    Coverage,
+    Diagnosis,
+    Finding,
+    Job,
+    Standing,
+    Steps,
+    Verdict,
+    without_numpy,
+)
+from ddpdoctor.diagnose.engine import diagnose
+from ddpdoctor.diagnose.load import load_rules
+from ddpdoctor.diagnose.trials import TRIALS_FILE, read_trials
+from ddpdoctor.diagnose.verdict import verdict, waterfall, withheld, without_contradictions
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.measure.align import move_trace
+from ddpdoctor.measure.align import windows_of
 from ddpdoctor.measure.facts import Facts, JobFacts
 from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.metrics import device_errors, program_errors, telemetry_series, window_cost
 from ddpdoctor.measure.runfacts import HangFacts
-from ddpdoctor.measure.steplog import OPENED, PROFILED, RankLog, Step, Training, trainings_of
+from ddpdoctor.measure.steplog import RankLog, Training, trainings_of
+from ddpdoctor.measure.summary import Drawn
 from ddpdoctor.measure.wholerun import AttemptRecord, with_first_findings, with_trainings
-from ddpdoctor.measure.window import Window, read_window
+from ddpdoctor.measure.window import Window
 from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
-from ddpdoctor.rundir import Note, is_run_directory
-from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, no_progress, progress_counter
+from ddpdoctor.rundir import Note, RunDirectory, is_run_directory
+from ddpdoctor.stages import Stage, no_progress
 from ddpdoctor.stall import StopVerdict
-from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
 
-from .build import MeasuredJob, build_diagnosis, with_trials
 from .inputs import (
     Inputs,
     Options,
     expand_run_directories,
     launch_of_starts,
     load,
+    merge_notes,
     no_data_reason,
     provisional_notes,
 )
@@ -67,6 +80,25 @@ class PreparedJob(msgspec.Struct, frozen=True):
     """Number of the training of ``logs`` and ``windows``."""
 
 
+class MeasuredJob(msgspec.Struct, frozen=True):
+    """The measurements of a job. ``facts`` are for rules; fields from ``standing`` on are data that only reports show."""
+
+    source: list[str]
+    facts: Facts
+    coverage: Coverage
+    set_aside: dict[str, int]
+    """Number of steps excluded from measurement, by reason."""
+    notes: list[Note]
+    job: Job
+    truncated: str | None = None
+    """Clause on truncated traces if all measured traces are truncated; None otherwise."""
+    termination: str | None = None
+    """Sentence, without full stop, on how the job was ended from outside; None if it was not."""
+    standing: list[Standing] = msgspec.field(default_factory=list)
+    drawn: Drawn = msgspec.field(default_factory=Drawn)
+    hta: dict[str, Any] | None = None
+
+
 def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagnosis:
     """Diagnose run directories, profiler traces, or a table of operations (Parquet).
 
@@ -77,7 +109,7 @@ def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagn
     listed = [paths] if isinstance(paths, str) else list(paths)
     tables = [table for path in listed if not is_run_directory(path) for table in find_operations(path)]
     if tables:
-        return build_diagnosis(_measure_operations(listed, tables), chosen)
+        return _diagnosis_of(_measure_operations(listed, tables), chosen)
     return conclude(prepare(listed, chosen), chosen)
 
 
@@ -118,7 +150,7 @@ def _chosen_training(trainings: Sequence[Training], number: int | None) -> Train
     """The training with this ``number``, or else the longest one in which the ranks synchronise; None if there is only one. Raises
     UnusableInput."""
     if number is not None and not 1 <= number <= max(len(trainings), 1):
-        has = words.count(max(len(trainings), 1), "training")
+        has = rule_texts.count(max(len(trainings), 1), "training")
         raise UnusableInput(f"there is no training {number}: the ranks took {has}.")
     if not trainings:
         return None
@@ -166,7 +198,7 @@ def conclude(prepared: PreparedJob, options: Options) -> Diagnosis:
         others = {} if has_choice else _findings_of_other_trainings(prepared, options)
         run = with_trainings(run, prepared.trainings, prepared.training, others)
     measured = replace(measured, facts=replace(measured.facts, run=run))
-    diagnosis = with_trials(build_diagnosis(measured, options), prepared.inputs.runs)
+    diagnosis = _with_trials(_diagnosis_of(measured, options), prepared.inputs.runs)
     diagnosis = with_repository(diagnosis)
     if not options.source_text:
         return diagnosis
@@ -209,35 +241,11 @@ def _first_findings(others: Mapping[int, Callable[[], PreparedJob]], options: Op
             break
         try:
             measured = _measure(replace(prepared(), stopped=StopVerdict()), [], options)
-            findings = build_diagnosis(measured, options).findings
+            findings = _diagnosis_of(measured, options).findings
             found[number] = findings[0].rule if findings else ""
         except Exception:
             continue  # only a cell of a table is missing
     return found
-
-
-def windows_of(
-    traces: Sequence[RankTrace], own: Sequence[RankLog], progress: Progress = no_progress
-) -> list[Window]:
-    """The profiler window of each trace. Its steps come from the ranks' step logs, which are more reliable than step markers in
-    traces. If any rank has no log, all use the markers: collectives of windows with different starts cannot be matched well."""
-    logs: dict[int | None, RankLog] = {log.rank: log for log in own if log.steps}
-    traces = [trace for trace in traces if is_of_training(trace, logs.get(trace.meta.rank))]
-    by_logs = all(trace.meta.rank in logs for trace in traces)
-    report_progress = progress_counter(progress, Stage.ALIGN, end=WINDOWS_READ)
-    windows: list[Window] = []
-    for done, trace in enumerate(traces):
-        report_progress(done, len(traces))
-        windows.append(_window(trace, logs.get(trace.meta.rank), by_logs))
-    return windows
-
-
-def _window(trace: RankTrace, log: RankLog | None, by_log: bool) -> Window:
-    if log is None or not by_log:
-        return read_window(trace, host=log.host if log is not None else "")
-    profiled = steps_of_profiler_window(trace, log.steps)
-    bounds = [(step.number, step.start_ns, step.end_ns) for step in profiled]
-    return read_window(move_trace(trace, profiled), bounds or None, log.host)
 
 
 def _measure(prepared: PreparedJob, attempts: list[AttemptRecord], options: Options) -> MeasuredJob:
@@ -362,29 +370,99 @@ def _measure_operations(paths: Sequence[str], tables: Sequence[str]) -> Measured
     )
 
 
-def steps_of_profiler_window(trace: RankTrace, steps: Sequence[Step]) -> list[Step]:
-    """The steps of the profiler window closest to the trace's events; [] for an empty trace."""
-    if not trace.size:
-        return []
-    windows: list[list[Step]] = []
-    for step in steps:
-        if PROFILED in step.marks:
-            if OPENED in step.marks or not windows:
-                windows.append([])
-            windows[-1].append(step)
-    if len(windows) <= 1:
-        return windows[0] if windows else []
-    median_ns = int(np.median(trace.start_ns))
-
-    def distance_ns(window: Sequence[Step]) -> int:
-        # Wall-clock times, as in the trace.
-        return max(window[0].recorded_ns[0] - median_ns, median_ns - window[-1].recorded_ns[1], 0)
-
-    return min(windows, key=distance_ns)
+_NO_LATE_RANK = "Cannot tell: no training steps were recorded, and nothing shows a rank that others wait for."
+_NONE_IN_DUMPS = "Cannot tell: the flight recorder dumps show no rank that others wait for."
 
 
-def is_of_training(trace: RankTrace, log: RankLog | None) -> bool:
-    """Whether a trace may be of the steps of its rank's ``log``. This is always true if there is only one training."""
-    if log is None or not trace.size or not (log.follows_training or log.later_trainings_end_ns):
-        return True
-    return log.steps[0].recorded_ns[0] <= int(np.median(trace.start_ns)) <= log.steps[-1].recorded_ns[1]
+def _undecided(hang: HangFacts) -> str:
+    """The verdict on a job without recorded steps and without a known hang."""
+    if hang.undecided is not None:
+        return f"Cannot tell for which rank the others wait: {hang.undecided}."
+    return _NONE_IN_DUMPS if hang.only_dumps else _NO_LATE_RANK
+
+
+def _diagnosis_of(measured: MeasuredJob, options: Options) -> Diagnosis:
+    """The diagnosis of ``measured`` by the rules of ``options``."""
+    options.progress(Stage.RULES, None)
+    facts = measured.facts
+    rules = options.loaded_rules or load_rules(options.rules)
+    tree = facts_view.tree(facts)
+    outcome = without_contradictions(
+        diagnose(
+            facts,
+            rules,
+            coverage=measured.coverage,
+            thresholds=options.thresholds,
+            suppressed=options.suppressed,
+        ),
+        tree,
+    )
+    is_unsure = measured.truncated is not None and not outcome.stopping
+    if is_unsure:
+        outcome = withheld(outcome, outcome.findings, str(measured.truncated))
+    found = facts.communication
+    matched = found.ranks_meet is not False or not (found.matched or found.unmatched)
+    healthy, sentence = verdict(
+        outcome,
+        coverage=measured.coverage,
+        matched=matched,
+        marked=facts.steps.marked is not False,
+        stopped=_undecided(facts.hang) if facts.hang.looked and facts.hang.state is None else None,
+    )
+    if is_unsure:
+        healthy, sentence = False, Verdict(None, f"Cannot tell: {measured.truncated}.")
+    if measured.termination is not None:
+        headline = rule_texts.inside_sentence(sentence.headline)
+        before = f"In the steps before that: {headline}" if facts.steps.seen else "No step was recorded."
+        sentence = Verdict(sentence.rule, f"{measured.termination}. {before}")
+    of_steps = {name: value for name, value in asdict(facts.steps).items() if name in Steps.__struct_fields__}
+    drawn = {name: value for name, value in asdict(measured.drawn).items() if name != "window"}
+    noted = [note.text for note in merge_notes(measured.notes)]
+    chosen = []
+    if outcome.suppressed:
+        by = options.suppressed_by or "the caller"
+        chosen.append(_rules_note(f"suppressed by {by}", outcome.suppressed))
+    if rules.replaced:
+        others = "another" if len(rules.replaced) == 1 else "others"
+        chosen.append(_rules_note(f"of ddpdoctor's own replaced by {others} of the same id", rules.replaced))
+    diagnosis = Diagnosis(
+        tool_version=__version__,
+        created_ns=time.time_ns(),
+        source=measured.source,
+        healthy=healthy,
+        verdict=sentence,
+        job=measured.job,
+        steps=Steps(
+            count=facts.steps.seen, set_aside=measured.set_aside, window=measured.drawn.window, **of_steps
+        ),
+        breakdown=facts.breakdown,
+        findings=_headline_first(outcome.findings, sentence.rule),
+        notes=list(dict.fromkeys([*chosen, *noted, *outcome.errors])),
+        checked=outcome.checked,
+        skipped=outcome.skipped,
+        standing=measured.standing,
+        waterfall=waterfall(facts.steps.mean_ms, outcome),
+        **drawn,
+        facts=tree,
+        hta=measured.hta,
+    )
+    return without_numpy(diagnosis)
+
+
+def _headline_first(findings: Sequence[Finding], rule: str | None) -> list[Finding]:
+    """``findings`` by cost, with those of the verdict's ``rule`` first, unless they are effects of another one."""
+    return sorted(findings, key=lambda finding: finding.rule != rule or finding.caused_by is not None)
+
+
+def _rules_note(what: str, rules: Sequence[str]) -> str:
+    return f"{rule_texts.count(len(rules), 'rule')} {what}: {', '.join(rules)}."
+
+
+def _with_trials(diagnosis: Diagnosis, runs: Sequence[RunDirectory]) -> Diagnosis:
+    """The diagnosis with the trial results of the first of ``runs``. An unreadable file becomes a note."""
+    try:
+        return replace(diagnosis, tried=read_trials(Path(runs[0].path) / TRIALS_FILE)) if runs else diagnosis
+    except FileNotFoundError:
+        return diagnosis
+    except (UnusableInput, OSError) as error:
+        return replace(diagnosis, notes=[*diagnosis.notes, f"Trials are not shown: {error}"])

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose import words
+from ddpdoctor.diagnose import rule_texts
 from ddpdoctor.diagnose.diagnosis import RUNNING, UNKNOWN
 from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.errors import UnusableInput
@@ -154,7 +154,7 @@ def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) ->
     # Truncated traces are only used if there is nothing else to measure.
     measured = complete if complete or any(run.logs for run in runs) else traces
     if len(measured) < len(traces):
-        left_out = words.count(len(traces) - len(measured), "truncated trace")
+        left_out = rule_texts.count(len(traces) - len(measured), "truncated trace")
         trace_notes.insert(
             0, Note(f"{left_out} left out of the measurement: any step may lack events there.")
         )
@@ -267,7 +267,7 @@ def provisional_notes(inputs: Inputs, end: str | None) -> list[Note]:
     """A note that the job may take further steps; [] if its ``end`` is known, see
     :class:`~ddpdoctor.diagnose.diagnosis.Job`."""
     finished = max((log.steps[-1].number + 1 for log in inputs.logs if log.steps), default=0)
-    steps = words.count(finished, "step")
+    steps = rule_texts.count(finished, "step")
     if end == RUNNING:
         return [Note(f"The job still runs ({steps} so far): what is said here may change until it ends.")]
     if end == UNKNOWN and any(run.manifest.get("started_ns") for run in inputs.runs):

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ddpdoctor import __version__, stall
-from ddpdoctor.diagnose import words
+from ddpdoctor.diagnose import rule_texts
 from ddpdoctor.diagnose.diagnosis import RUNNING, UNKNOWN, Job
 from ddpdoctor.measure.facts import JobFacts
 from ddpdoctor.measure.metrics import creation_line
@@ -53,12 +53,12 @@ def _last_lines(standing: Sequence[Standing]) -> str:
     ranks: dict[str, list[int]] = {}
     for each in standing:
         if each.where is not None:
-            ranks.setdefault(f"at {words.line(msgspec.to_builtins(each.where))}", []).append(each.rank)
+            ranks.setdefault(f"at {rule_texts.line(msgspec.to_builtins(each.where))}", []).append(each.rank)
         elif each.step is None and each.state is not None:
             ranks.setdefault(each.state.partition(",")[0], []).append(each.rank)
     if not ranks:
         return ""
-    found = [f"{words.ranks(of_place)} {place}" for place, of_place in ranks.items()]
+    found = [f"{rule_texts.ranks(of_place)} {place}" for place, of_place in ranks.items()]
     if len(found) > _MAX_LINES:
         return f"last seen: {'; '.join(found[:_MAX_LINES])}; others elsewhere"
     return f"last seen: {'; '.join(found)}"

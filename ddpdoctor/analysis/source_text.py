@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import asdict, replace
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, Fix
-from ddpdoctor.diagnose.words import file_and_line
+from ddpdoctor.diagnose.rule_texts import file_and_line
 from ddpdoctor.measure.places import CodeLine, SourceText, Where
 from ddpdoctor.report.job_view import project_root
 from ddpdoctor.rundir import Note, hash_of, parsed_python, read_sources, source_bytes

@@ -96,17 +96,21 @@ def answers(
         time.sleep(POLL_S)
 
 
-LEAD_S = 6.0
-"""Minimum seconds between the request and the first step. Ranks poll for requests once a second, less often under CPU contention,
-and if a rank refuses, the request must be withdrawn before the window opens."""
 _ANSWER_S = 4.0
+"""Time for all ranks to answer. Ranks poll for requests once a second, less often under CPU contention."""
+_WITHDRAW_S = 2.0
+"""Time to withdraw the request from all ranks before the window opens, if one refuses or does not answer: they poll for this, too."""
+LEAD_S = _ANSWER_S + _WITHDRAW_S
+"""Minimum seconds between the request and the first step."""
+_LOG_AGE_S = 1.0
+"""The steps known of a rank are up to this much older than the rank: it writes its log once a second."""
+_MIN_STEPS_AHEAD = 2
+"""A rank refuses a window that begins before the step after its next one."""
+_SEVERAL_HOSTS_LEAD_S = 60.0
+"""Lead of the step suggested for a job on several hosts: the user runs the command on each host before this step."""
 _POLL_S = 0.5
-_MIN_SILENCE_S, _TIMES_LONGEST, _TIMES_IN_LONG_PHASE = (
-    60.0,
-    Tuning.longest_gap_factor,
-    Tuning.long_phase_factor,
-)
-"""Limit of the time without a finished step, see :func:`why_no_window`."""
+_MIN_SILENCE_S = 60.0
+"""A job that finished no step for a shorter time may open a window, see :func:`why_no_window`."""
 _SAVED_STATE, _FINAL_STATES = "saved", ("saved", "skipped", "failed")
 """States of a window in rank.json: success, and all final states."""
 
@@ -126,13 +130,13 @@ def capture(run: Path, steps: int, first: int | None) -> None:
     remote_ranks = [
         each.rank for each in live.ranks.values() if each.host not in hosts_here and not each.ended
     ]
-    first_possible = _first_step(list(live.ranks.values()))
     if remote_ranks and first is None:
+        later = _first_step(list(live.ranks.values()), _SEVERAL_HOSTS_LEAD_S)
         raise UnusableInput(
             f"{len(remote_ranks)} more ranks run on other hosts. Run `ddpdoctor capture {run} --first STEP` on each host with the same "
-            f"STEP, such as {first_possible * 2}; the ranks reach step {first_possible} in {LEAD_S:.0f} s."
+            f"STEP, such as {later}, which the ranks reach in {_SEVERAL_HOSTS_LEAD_S:.0f} s."
         )
-    begin = first or first_possible
+    begin = first or _first_step(list(live.ranks.values()), LEAD_S)
     request = CaptureRequest(new_request(), _window_number(run, live, hosts_here, begin), begin, steps)
     _send_request(live, ranks, request)
     until = f" to {request.first + steps - 1}" if steps > 1 else ""
@@ -154,9 +158,8 @@ def why_no_window(live: LiveRun, ranks: Sequence[Present], silent_s: float) -> s
     """Why a window cannot open or close, as the end of a sentence with advice; None if it can. ``silent_s``: seconds since the last
     step ended. Windows open and close only at the end of a step.
 
-    A window is impossible if the job's monitor reports a hang, or if ``silent_s`` exceeds a limit: ten times the longest of the newest
-    200 steps, at least a minute, and five times that while a rank evaluates, saves, loads, compiles or is in a debugger (the same
-    factors as in the monitor). There is no time limit while the job makes steps.
+    A window is impossible if the job's monitor reports a hang, or if ``silent_s`` exceeds a limit (:func:`_longest_wait_s`). There is no
+    time limit while the job makes steps.
     """
     roots = {os.path.dirname(rank.spool) for rank in ranks}  # noqa: PTH120
     stalls = [fitting(host_document(root, STALL_FILE), STALL, "", []) for root in roots]
@@ -175,6 +178,8 @@ def _silence_text(live: LiveRun, silent_s: float) -> str:
 
 
 def _longest_wait_s(live: LiveRun, ranks: Sequence[Present]) -> float:
+    """Limit of the time without a finished step, at least ``_MIN_SILENCE_S``: with the hang monitor's factors, a multiple of the longest of
+    the newest ``KEPT_STEPS`` steps, more while a rank evaluates, saves, loads, compiles or is in a debugger."""
     steps = [step for each in live.ranks.values() for step in each.recent(KEPT_STEPS)]
     longest_s = max((step.duration_ms for step in steps), default=0.0) / 1e3
     documents = {rank.rank: rank.progress or {} for rank in ranks}
@@ -184,17 +189,19 @@ def _longest_wait_s(live: LiveRun, ranks: Sequence[Present]) -> float:
         if live.is_current_position(rank, document)
     }
     in_long_phase = bool(phases & {*LONG_PHASES, Phase.DEBUGGER})
-    return max(_MIN_SILENCE_S, _TIMES_LONGEST * longest_s) * (_TIMES_IN_LONG_PHASE if in_long_phase else 1.0)
+    limit_s = max(_MIN_SILENCE_S, Tuning.longest_gap_factor * longest_s)
+    return limit_s * (Tuning.long_phase_factor if in_long_phase else 1.0)
 
 
-def _first_step(ranks: Sequence[LiveRank]) -> int:
-    """The first step that no rank reaches before all ranks have polled for requests."""
+def _first_step(ranks: Sequence[LiveRank], lead_s: float) -> int:
+    """The first step that no rank reaches within ``lead_s``. Raises UnusableInput if it cannot be known."""
     times = [ms for each in ranks if (ms := step_ms(each, RECENT_STEPS))]
     if not times:
         raise UnusableInput("no rank has finished a step yet: there is nothing to capture.")
     newest_step = max(each.steps_total for each in ranks)
-    # The known steps are up to a second old.
-    return newest_step + 2 + math.ceil((LEAD_S + 1.0) / (statistics.median(times) / 1e3))
+    return (
+        newest_step + _MIN_STEPS_AHEAD + math.ceil((lead_s + _LOG_AGE_S) / (statistics.median(times) / 1e3))
+    )
 
 
 def _window_number(run: Path, live: LiveRun, hosts_here: Collection[str | None], first: int) -> int:

@@ -125,6 +125,12 @@ class Coverage(msgspec.Struct, frozen=True):
     steps_hit: int | None = None
     """Of a finding, the steps in which its cause occurred; null if that is not counted."""
 
+    def of_cost(self, cost: dict[str, Any] | None) -> Coverage:
+        """The coverage of a finding with this cost, in which its steps are counted if they are known."""
+        if not cost or not cost["steps_seen"]:
+            return self
+        return Coverage(cost["steps_seen"], self.ranks, cost["steps_hit"])
+
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One bottleneck."""

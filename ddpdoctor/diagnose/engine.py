@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose import facts_view, frameworks, words
+from ddpdoctor.diagnose import facts_view, frameworks, rule_texts
 from ddpdoctor.diagnose.conditions import evaluate
 from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Evidence, Finding, Fix, SkippedRule
 from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.diagnose.rule import Common, FixText, Rule
+from ddpdoctor.diagnose.rule_texts import reworded_for_job
 from ddpdoctor.diagnose.verdict import RuleHit, order_findings
-from ddpdoctor.diagnose.words import reworded_for_job
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.places import Where
 
@@ -151,7 +151,7 @@ def _unexplained(
             continue
         for cost, path in costs:
             if path not in reported and cost["share"] >= least_share:
-                part = f"{words.ms(cost['ms_per_step'])} of a {words.ms(run.tree['steps']['mean_ms'])} step on average"
+                part = f"{rule_texts.ms(cost['ms_per_step'])} of a {rule_texts.ms(run.tree['steps']['mean_ms'])} step on average"
                 found.setdefault(
                     path, (cost["share"], f"{part} may be a problem, but {run.rule.id} lacked data ({why})")
                 )
@@ -267,7 +267,9 @@ class _Run:
         shown, cost = self.common.cost_shown, self.cost
         if cost is None or shown is None or cost["drawn_ms"] is None or self._holds(shown.when):
             return None
-        return NotCorroboratedError(words.render(shown.otherwise, self.tree | {"cost": cost}), cost["share"])
+        return NotCorroboratedError(
+            rule_texts.render(shown.otherwise, self.tree | {"cost": cost}), cost["share"]
+        )
 
     def _require(self, paths: list[str]) -> None:
         missing = [path for path in paths if facts_view.lookup(self.tree, path) is None]
@@ -314,8 +316,7 @@ class _Run:
     def _to_finding(self) -> Finding:
         rule, cost = self.rule, self.cost
         names = self._template_names()
-        self.headline = words.render(rule.headline, names)
-        seen = cost["steps_seen"] if cost else 0
+        self.headline = rule_texts.render(rule.headline, names)
         run = self.tree["run"]
         once_s = None if rule.costs_s is None else self._amount("costs_s", rule.costs_s)
         costs_s = self._recurring_s() if once_s is None else once_s
@@ -325,7 +326,7 @@ class _Run:
         return Finding(
             rule=rule.id,
             severity=self._severity(),
-            title=words.render(rule.title, names),
+            title=rule_texts.render(rule.title, names),
             explanation=self._explanation(names),
             ranks=names["culprits"],
             steps=steps,
@@ -341,11 +342,7 @@ class _Run:
             speedup_if_fixed_range=facts_view.speedups(cost) if marked else None,
             at_most=cost is not None and self._is_upper_bound(),
             estimated=cost is not None and rule.upper_bound is False,
-            coverage=Coverage(
-                seen or self.coverage.steps,
-                self.coverage.ranks,
-                steps_hit=cost["steps_hit"] if cost and seen else None,
-            ),
+            coverage=self.coverage.of_cost(cost),
             evidence=self._evidence(names),
             fixes=self._fixes(names),
             bound=self.rule.bound,
@@ -412,7 +409,7 @@ class _Run:
         short = self.common.short_window if self._is_from_short_window() else None
         close = self.cost is not None and self.cost["waiting_ms_per_step"] is not None
         added = [*([short.explain] if short else []), *([self.common.close] if close else [])]
-        return words.render("\n\n".join([self.rule.explain, *added]), names)
+        return rule_texts.render("\n\n".join([self.rule.explain, *added]), names)
 
     def _is_from_short_window(self) -> bool:
         return bool(self.cost and self.cost["stands_out_in"])
@@ -467,7 +464,7 @@ class _Run:
                 value = facts_view.lookup(self.tree, path)
             if value is None:
                 continue
-            means = words.render(entry.means, names) if entry.means else facts_view.short_label(path)
+            means = rule_texts.render(entry.means, names) if entry.means else facts_view.short_label(path)
             unit = entry.unit if entry.unit is not None else facts_view.unit_of(path)
             found.append(Evidence(path, value, reworded_for_job(unit, names), reworded_for_job(means, names)))
         return found
@@ -487,14 +484,16 @@ class _Run:
 
 def _fix(fix: FixText, names: dict[str, Any], common: Common) -> Fix:
     found = Fix(
-        title=words.render(fix.title, names),
-        why=words.render(fix.why, names),
+        title=rule_texts.render(fix.title, names),
+        why=rule_texts.render(fix.why, names),
         investigates=fix.investigates,
-        snippet=None if fix.snippet is None else words.render_snippet(fix.snippet, names),
-        trade_off=None if fix.trade_off is None else words.render(fix.trade_off, names),
+        snippet=None if fix.snippet is None else rule_texts.render_snippet(fix.snippet, names),
+        trade_off=None if fix.trade_off is None else rule_texts.render(fix.trade_off, names),
         docs=fix.docs,
-        settings={name: words.render(text, names) for name, text in fix.settings.items()},
+        settings={name: rule_texts.render(text, names) for name, text in fix.settings.items()},
     )
-    settings = found.settings or {name: words.render(text, names) for name, text in fix.in_frameworks.items()}
+    settings = found.settings or {
+        name: rule_texts.render(text, names) for name, text in fix.in_frameworks.items()
+    }
     in_words = frameworks.as_framework_settings(common.frameworks, found, settings, fix.title, names)
     return in_words or frameworks.with_hook_variables(common.frameworks, found, names["where"])

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ddpdoctor.diagnose import words
+from ddpdoctor.diagnose import rule_texts
 from ddpdoctor.diagnose.diagnosis import Fix
 from ddpdoctor.measure.places import loop_in
 
@@ -149,7 +149,7 @@ def _names_of(
     call, frame = next(calls, (None, own[0]))
     names = dict(NAMES) | {
         "function": frame["function"],
-        "line": words.file_and_line(frame),
+        "line": rule_texts.file_and_line(frame),
         "by_script": all((each["file"], each["line"]) != (where["file"], where["line"]) for each in through),
         "in_loop": any(_is_named(each, loop) for each in through for loop in framework.loops),
         **({} if call is None else _row_names(found, call)),
@@ -214,8 +214,8 @@ def _names_of_hook_call(
     if loop_in([each["file"] for each in where.get("callers", ())]) is None or framework.step is None:
         return {}
     return {
-        "setting": f"{framework.step}\nif step % 1000 == 0:\n    {words.THIS_WORK}",
-        "title": f"Call {called['function']} every N steps{words.at(where)}",
+        "setting": f"{framework.step}\nif step % 1000 == 0:\n    {rule_texts.THIS_WORK}",
+        "title": f"Call {called['function']} every N steps{rule_texts.at(where)}",
         "trade_off": "Its results come every N steps.",
         "changed_at": [],
     }
@@ -246,9 +246,9 @@ def fixes_of(framework: Mapping[str, Any], tree: Mapping[str, Any]) -> list[Fix]
         return []
     return [
         Fix(
-            title=words.render(framework["title"], tree),
+            title=rule_texts.render(framework["title"], tree),
             why=f"{framework['name']} {framework['does']}.",
-            snippet=words.render_snippet(framework["setting"], tree),
+            snippet=rule_texts.render_snippet(framework["setting"], tree),
             trade_off=framework["trade_off"],
             docs=[framework["source"]],
             changed_at=framework["changed_at"],
@@ -283,8 +283,8 @@ def _is_in_range(version: str, since: str | None, before: str | None) -> bool:
     """Whether a version is in a range; True if it is unknown."""
     if not version:
         return True
-    return (since is None or words.since(version, since)) and (
-        before is None or not words.since(version, before)
+    return (since is None or rule_texts.since(version, since)) and (
+        before is None or not rule_texts.since(version, before)
     )
 
 
@@ -312,12 +312,12 @@ def as_framework_settings(
         return None
     arguments = ", ".join(_arguments(rows, settings, tree))
     target = found.framework.objects[rows[0].object]
-    form = words.render_snippet(target.form, {**tree, "arguments": arguments})
+    form = rule_texts.render_snippet(target.form, {**tree, "arguments": arguments})
     # The line of the constructor is in the framework, and is not the line to change.
     without_lines = {name: tree[name] | {"where": None} for name in ("ddp", "loader")} | {"where": []}
     return msgspec.structs.replace(
         fix,
-        title=f"{words.render(title, {**tree, **without_lines})} ({found.framework.name}: {rows[0].object}({arguments}))",
+        title=f"{rule_texts.render(title, {**tree, **without_lines})} ({found.framework.name}: {rows[0].object}({arguments}))",
         snippet="\n".join([*(row.imports for row in rows if row.imports), form]),
         docs=[rows[0].source, *fix.docs],
         changed_at=target.calls,
@@ -336,7 +336,7 @@ def _arguments(
         if row.argument is None:
             continue
         given = {**tree, "value": _PYTHON.get(value, value)}
-        argument, written = (words.render(text, given) for text in (row.argument, row.value))
+        argument, written = (rule_texts.render(text, given) for text in (row.argument, row.value))
         yield f"{argument}={written}"
 
 
@@ -349,12 +349,12 @@ def check(frameworks: Sequence[Framework]) -> None:
         for row in framework.settings:
             if row.object not in framework.objects:
                 raise ValueError(f"{framework.name}: {row.setting}: there is no object {row.object!r}")
-            words.check_template(row.argument or "")
-            words.check_template(row.value)
+            rule_texts.check_template(row.argument or "")
+            rule_texts.check_template(row.value)
         for call in framework.calls:
             if call.object is not None and call.object not in framework.objects:
                 raise ValueError(f"{framework.name}: {call.function}: there is no object {call.object!r}")
-            words.check_template(call.setting or "")
-            words.check_template(call.title or "")
+            rule_texts.check_template(call.setting or "")
+            rule_texts.check_template(call.title or "")
         for target in framework.objects.values():
-            words.check_template(target.form)
+            rule_texts.check_template(target.form)

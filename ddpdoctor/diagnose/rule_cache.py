@@ -34,7 +34,7 @@ _CODE_FILES = (
     "diagnose/frameworks.py",
     "diagnose/rule_cache.py",
     "diagnose/rule.py",
-    "diagnose/words.py",
+    "diagnose/rule_texts.py",
     "measure/facts.py",
     "measure/runfacts.py",
     "measure/places.py",

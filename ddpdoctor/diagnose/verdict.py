@@ -19,7 +19,7 @@ from ddpdoctor.diagnose.conditions import evaluate
 from ddpdoctor.diagnose.diagnosis import Coverage, Finding, SkippedRule, Verdict, WaterfallBar
 from ddpdoctor.diagnose.rule import Effect, Rule
 
-from . import words
+from . import rule_texts
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.engine import Outcome
@@ -224,10 +224,10 @@ def _why_unknown(outcome: Outcome, coverage: Coverage, matched: bool, stopped: s
 def _healthy(outcome: Outcome, coverage: Coverage, marked: bool) -> str:
     """The headline of a job without warnings if enough was measured."""
     share = outcome.thresholds["warning_share"]
-    steps = f"{words.count(coverage.steps, 'step') if marked else 'one recording'} of {words.count(coverage.ranks, 'rank')}"
+    steps = f"{rule_texts.count(coverage.steps, 'step') if marked else 'one recording'} of {rule_texts.count(coverage.ranks, 'rank')}"
     evaluated = len(outcome.checked) + len(outcome.findings)
     lacking = sum(rule.applies for rule in outcome.skipped)
-    seen = f"{steps}; {words.count(lacking, 'check')} lacked data" if lacking else steps
+    seen = f"{steps}; {rule_texts.count(lacking, 'check')} lacked data" if lacking else steps
     if outcome.short_window_rules:
         once = outcome.headlines[outcome.short_window_rules[0]]
         return f"No lasting problem was found ({seen}), but this happened once: {once}"
@@ -238,7 +238,7 @@ def _healthy(outcome: Outcome, coverage: Coverage, marked: bool) -> str:
     if lacking > evaluated:
         severe = "severe " if outcome.findings else ""
         return f"No {severe}problem found, but only {evaluated} of {evaluated + lacking} checks had data ({steps})."
-    found = f"{words.count(len(outcome.checked), 'check')} found nothing{f', {lacking} lacked data' if lacking else ''}"
+    found = f"{rule_texts.count(len(outcome.checked), 'check')} found nothing{f', {lacking} lacked data' if lacking else ''}"
     return f"Healthy: no cause was found that takes {share * 100:g} % of a step ({steps}; {found})."
 
 
@@ -336,7 +336,7 @@ def _step_time_contradictions(steps: Mapping[str, Any]) -> Iterator[str]:
     if mean <= 0 or median <= 0:
         yield f"a step takes {mean:.3g} ms on average and {median:.3g} ms (median)"
     elif mean * _MEAN_TO_MEDIAN < median:
-        yield f"a step takes {words.ms(mean)} on average, which is impossible with a median of {words.ms(median)}"
+        yield f"a step takes {rule_texts.ms(mean)} on average, which is impossible with a median of {rule_texts.ms(median)}"
 
 
 def _few_long_steps(
@@ -355,7 +355,7 @@ def _few_long_steps(
         explained = sum(finding.costs_ms_per_step or 0.0 for finding in findings)
         if explained < _MIN_EXPLAINED_SHARE * beyond and beyond >= thresholds["tiny_cost_ms"]:
             yield (
-                f"a step takes {words.ms(mean)} on average and {words.ms(median)} (median), so a few steps take most of the "
+                f"a step takes {rule_texts.ms(mean)} on average and {rule_texts.ms(median)} (median), so a few steps take most of the "
                 "time, and no rule explains why"
             )
 

@@ -8,7 +8,7 @@ The packages and modules; each imports only from those below it::
 
     trial        changes settings of the job; imported only in a trial
     patches      the wrappers of torch functions
-    lifetime     starts and ends a recording and its helpers; settings: rank.json
+    lifetime     starts and ends a recording and its helpers; rank_document: rank.json
     stalls       status of a rank that hangs or has ended; fatalsignals: whether the hook or the job enabled faulthandler
     profiling    the profiler window, and samples of source lines
     recording    turns events into lines of the step log

@@ -15,7 +15,7 @@ import time
 from typing import Callable
 
 from ..rundir import LineField, Spool, accept_workers, reason_of
-from . import environment, guard, settings
+from . import environment, guard, rank_document
 from .patching import guarded
 from .profiling import Captures, Sampler, Window, close_left_open, forget_windows
 from .recording import LAST_SETTINGS_STEP, Session, active
@@ -57,12 +57,12 @@ at_start: list[Callable[[Session], None]] = []
 
 
 def _start(session: Session) -> None:
-    session.document = settings.at_start(session)
+    session.document = rank_document.at_start(session)
     session.services = services = Services(session)
     guarded(_LOADER_WORKERS, accept_workers)(session.spool)
 
     def describe() -> None:
-        settings.after_first_steps(session)
+        rank_document.after_first_steps(session)
         session.writer.document_changed.set()
 
     def at_step(step: int) -> None:
@@ -110,7 +110,7 @@ def _end_steps(session: Session, services: Services, deadline_s: float) -> float
     session.stepping.finish()
     if session.devices is not None:
         session.devices.finish()
-    settings.after_first_steps(session)
+    rank_document.after_first_steps(session)
     captures.finish(deadline_s)
     return captures.closing_s - closed_before_s
 

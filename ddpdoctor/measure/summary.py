@@ -138,9 +138,9 @@ class BandwidthPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Median transfer."""
     bus_gb_per_s: float
     ranks: int = 0
-    """Ranks in the process group; 0 in diagnoses of older versions."""
+    """Ranks in the process group; 0 if unknown."""
     hosts: int = 0
-    """Hosts of these ranks; 0 in diagnoses of older versions."""
+    """Hosts of these ranks; 0 if unknown."""
 
 
 class TelemetrySeries(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,14 +11,12 @@ from typing import TypeVar
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Evidence, Finding, Fix
-from ddpdoctor.diagnose.words import THIS_WORK
+from ddpdoctor.diagnose.rule_texts import THIS_WORK
 from ddpdoctor.measure.places import CodeLine, Where, is_own_process
 from ddpdoctor.report import words
 from ddpdoctor.rundir import parsed_python
 
 _Row = TypeVar("_Row")
-Prose = list[tuple[str, bool]]
-"""Text as a list of (piece, whether it is code)."""
 
 MAX_LISTED = 500
 """Maximum number of findings, notes and rules that a report lists; its data has all."""

@@ -344,7 +344,7 @@ def _print_rows(console: Console, text_table: TextTable | None) -> None:
     print_wrapped(console, table)
 
 
-def _cost_range(finding: Finding, unit: str = "") -> str:
+def _cost_range(finding: Finding, unit: str) -> str:
     """The 90 % interval of the saving, ms per step; "" if unknown. ``unit``: "" if the table's head has it."""
     if finding.costs_ms_per_step_range is None or finding.at_most:
         return ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding, Fix
 from ddpdoctor.diagnose.facts_view import lookup
-from ddpdoctor.diagnose.words import ordinal
+from ddpdoctor.diagnose.rule_texts import ordinal
 from ddpdoctor.measure.taxonomy import Component, Part
 from ddpdoctor.rundir import runs_of
 

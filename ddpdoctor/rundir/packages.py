@@ -60,8 +60,6 @@ TextFrame = tuple[str, int, str]
 """File, line and function."""
 
 _FATAL, _ASKED, _CURRENT = "Fatal Python error", "Stack (most recent call first):", "Current thread 0x"
-_TIMEOUT = "Timeout ("
-"""Written by a timer, with all stacks; only in recordings of earlier versions."""
 _THREAD = re.compile(r"^(?:(?:Current thread|Thread) 0x[0-9a-f]+|Stack \()[^\n]*\n", re.MULTILINE)
 _FRAME = re.compile(r'^\s+File "([^"\n]+)", line (\d{1,9}) in (.+)$', re.MULTILINE)
 _MOST_FUNCTION = 60
@@ -86,7 +84,7 @@ def fatal_signal(text: str) -> int | None:
 def says_gil_is_held(text: str) -> bool:
     """Whether the last text was written at the request signal, which shows that the GIL is held: otherwise Python threads would
     have answered or removed it."""
-    return max(text.rfind(_ASKED), text.rfind(_TIMEOUT)) > text.rfind(_FATAL)
+    return text.rfind(_ASKED) > text.rfind(_FATAL)
 
 
 def first_thread(text: str) -> list[TextFrame]:
@@ -98,7 +96,7 @@ def first_thread(text: str) -> list[TextFrame]:
 def faulting_thread(text: str) -> list[TextFrame]:
     """The stack of the training thread, innermost frame first: of the thread with the fault, or of the first thread if the text was
     written because the GIL was held."""
-    begin = max(map(text.rfind, (_FATAL, _ASKED, _TIMEOUT)))
+    begin = max(map(text.rfind, (_FATAL, _ASKED)))
     if begin < 0:
         return []
     last = text[begin:]

@@ -40,8 +40,6 @@ ENDING_SCHEMA = "ddpdoctor.ending/1"
 STALL_SCHEMA = "ddpdoctor.stall/2"
 ENDS_SCHEMA = "ddpdoctor.ends/1"
 ASKED_SCHEMA = "ddpdoctor.asked/1"
-_OLDER_SCHEMAS = {STALL_SCHEMA: "ddpdoctor.stall/1"}
-"""Schemas of earlier versions that are also read."""
 
 _MOST_CALLS_BYTES = (CALL_SLOTS + DDP_SLOTS) * 512
 MOST_FAULTS_BYTES = 1 << 20
@@ -174,7 +172,7 @@ def document_in(
     found = read_json(path, notes, lost)
     if found is None:
         return None
-    if found.get("schema") not in (schema, _OLDER_SCHEMAS.get(schema, schema)):
+    if found.get("schema") != schema:
         named = found.get("schema")
         what = "names no schema" if named is None else f"is of another schema ({str(named)[:40]})"
         notes.append(Note(f"{path} {what} and is skipped{lost and ': '}{lost}."))

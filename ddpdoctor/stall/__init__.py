@@ -3,10 +3,10 @@ the facts of the family ``hang``: which ranks block the job, at which line, and 
 
 ::
 
-    dumps ─► recording ─► groups ─► waiting: wait graph and its roots ┐
-      (plainpickle)           └─► first difference of collectives     ├─► verdict: HangFacts, position of each rank (activity)
-    run directory ─► evidence ─► causes, ends, calls, disagreement    ┘
-    attempts: the same for each attempt of a restarted run
+    dumps ─► recording ─► groups ─► waiting: wait graph and its roots    ┐
+      (plainpickle)           └─► first difference of collectives        ├─► verdict: HangFacts, position of each rank (activity)
+    run directory ─► evidence ─► causes, conclusions, calls, disagreement ┘
+    attempt_ends: the same for each attempt of a restarted run
 
 Dumps are read without Python's unpickler. Roots are ranks that others wait for and that wait for no rank themselves. A rank without a
 record is reported only if the records of all others leave no other explanation.
@@ -21,7 +21,7 @@ from ddpdoctor.deferred import deferred
 from .dumps import Dumps, StopVerdict, find_dumps
 
 if TYPE_CHECKING:
-    from .attempts import AttemptEnd, attempt_end
+    from .attempt_ends import AttemptEnd, attempt_end
     from .evidence import evidence_of, stops_of
     from .verdict import of_dumps, of_run
 
@@ -29,5 +29,9 @@ if TYPE_CHECKING:
 # Not needed for traces of a job that did not stop.
 __getattr__ = deferred(
     __name__,
-    {"attempts": "AttemptEnd attempt_end", "evidence": "evidence_of stops_of", "verdict": "of_dumps of_run"},
+    {
+        "attempt_ends": "AttemptEnd attempt_end",
+        "evidence": "evidence_of stops_of",
+        "verdict": "of_dumps of_run",
+    },
 )

@@ -17,9 +17,9 @@ from ddpdoctor.rundir.stops import signal_name
 
 from .activity import activity, last_line, standing_of
 from .causes import ends_of, exit_text, with_device_errors, with_hang_until_timeout
+from .conclusions import conclusions, controller_sentences, doubtful_ends, end_of_hang, ended_well
 from .disagreement import disagreement, disagreement_in_hang, ran_out, with_positions
 from .dumps import Dumps, StopVerdict
-from .ends import conclusions, controller_sentences, doubtful_ends, end_of_hang, ended_well
 from .evidence import EndRequest, RankEvidence, RunEvidence, first_step
 from .groups import Difference, Mismatch, Table, expected_ranks, first_differences, tables_of
 from .recording import Operation, Recording, distinct_places, place_of

@@ -1,15 +1,17 @@
 """Caches parsed traces in the user's cache folder, so that a second analysis of the same file skips parsing.
 
-The key is a hash of the file's whole content (of a URL: of its entity tag or checksum). An entry is written to a temporary
-file and renamed, so several processes may share the folder. An invalid or unreadable entry is ignored and written again. Folders and
-entries that another user can write to are not used.
+The key is a hash of the file's whole content (of a URL: of its entity tag or checksum) and of the code of all readers. An entry is
+written to a temporary file and renamed, so several processes may share the folder. An invalid or unreadable entry is ignored and written
+again. Folders and entries that another user can write to are not used.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -17,14 +19,13 @@ from msgspec.structs import replace
 import ddpdoctor
 from ddpdoctor.cachefolder import cache_folder, is_private, keep_newest, make_private, open_private
 from ddpdoctor.rundir import is_hollow
+from ddpdoctor.trace import formats
 from ddpdoctor.trace.archive import SCHEMA, is_archive, read_archive, relocated, write_archive
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.formats import file_of, load_trace
 from ddpdoctor.trace.sources import content_tag, is_url, open_local
 from ddpdoctor.written import replace_file
 
-_LAYOUT = 3
-"""Incremented if older entries must not be read, although :data:`SCHEMA` is unchanged."""
 _SUFFIX = ".cached"
 LIMIT_BYTES = 8 << 30
 """Limit of the size of all entries; the least recently used ones are removed."""
@@ -69,7 +70,7 @@ def _file_version(path: str) -> str | None:
 
 
 def _entry(path: str, version: str) -> Path:
-    digest = hashlib.blake2b(f"{_LAYOUT} {SCHEMA} {ddpdoctor.__version__}".encode(), digest_size=20)
+    digest = _code_hash(tuple(formats.__path__)).copy()
     if is_url(path):
         digest.update(f"\0{version}".encode())
     else:
@@ -79,6 +80,19 @@ def _entry(path: str, version: str) -> Path:
             while block := stream.read(1 << 20):
                 digest.update(block)
     return cache_folder("traces") / f"{digest.hexdigest()}{_SUFFIX}"
+
+
+@functools.cache
+def _code_hash(folders: Sequence[str]) -> hashlib.blake2b:
+    """Hash of the code that reads traces: the formats in ``folders``, and what they share. Raises OSError if it cannot be read."""
+    digest = hashlib.blake2b(f"{SCHEMA} {ddpdoctor.__version__}".encode(), digest_size=20)
+    for file in (
+        *sorted(Path(__file__).parent.glob("*.py")),
+        *(f for top in folders for f in sorted(Path(top).rglob("*.py"))),
+    ):
+        content = file.read_bytes()
+        digest.update(f"\0{file.name} {len(content)} ".encode() + content)
+    return digest
 
 
 def _read(entry: Path) -> RankTrace | None:

@@ -6,12 +6,13 @@ import glob
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import FilesBelow, closed_folders, files_below, listed, ranks_in_words, reason_of
-from ddpdoctor.trace.formats import Candidate, file_of, is_trace, parts_of
+from ddpdoctor.trace.formats import Candidate, failed_formats, file_of, is_trace, parts_of
 from ddpdoctor.trace.sources import expand_url, is_url, rank_of_name
 
 _PARALLEL_REQUESTS = 16
@@ -37,21 +38,25 @@ def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = N
     files: dict[str, None] = {}
     ignored: list[str] = []
     notes: list[str] = []
+    failures: list[str] = []
     for path in paths:
         inside = _expand(path, notes, below or {})
         if inside == [path]:
             files.update(dict.fromkeys(parts_of(Candidate(path))))
             continue
-        found: Iterator[Sequence[str]] = map(_traces_of, inside)
+        look = partial(_traces_of, failures=failures)
+        found: Iterator[Sequence[str]] = map(look, inside)
         if is_url(path):
             from concurrent.futures import ThreadPoolExecutor
 
             with ThreadPoolExecutor(_PARALLEL_REQUESTS) as heads:
-                found = heads.map(_traces_of, inside)
+                found = heads.map(look, inside)
         for file, parts in zip(inside, found, strict=True):
             files.update(dict.fromkeys(parts))
             if not parts and file.endswith((".json", ".json.gz", ".json.zst")):
                 ignored.append(file)
+    if failures:
+        notes.append(failed_formats(failures))
     if not files:
         without_events = f"{len(ignored)} JSON file(s) hold no profiler events"
         such_as = f"; {without_events}: {_named(ignored)}" if ignored else ""
@@ -68,10 +73,12 @@ def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = N
     return TraceSet(tuple(files), tuple(notes))
 
 
-def _traces_of(file: str) -> Sequence[str]:
-    """Paths to read for a file; empty if it is not a trace."""
+def _traces_of(file: str, failures: list[str]) -> Sequence[str]:
+    """Paths to read for a file; empty if it is not a trace. Adds to ``failures`` those of formats that could not inspect it."""
     candidate = Candidate(file)
-    return parts_of(candidate) if is_trace(candidate) else ()
+    parts = parts_of(candidate) if is_trace(candidate) else ()
+    failures += candidate.failures
+    return parts
 
 
 def _named(files: Sequence[str]) -> str:

@@ -84,7 +84,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object], mode: int = 0o
         fresh.replace(path)
 
 
-def write_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
+def write_once(path: Path, data: bytes) -> bool:
     """Write ``path`` if it does not exist. Returns False if it already has the content ``data``. Raises FileExistsError if it has other
     content, and other OSErrors."""
 
@@ -93,7 +93,7 @@ def write_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
             raise FileExistsError(errno.EEXIST, "another file of that name is there", str(path))
 
     try:
-        write_checked(path, data, check, mode)
+        write_checked(path, data, check, 0o666)
     except FileExistsError:
         with os.fdopen(open_regular(str(path)), "rb") as file:
             if file.read(len(data) + 1) == data:

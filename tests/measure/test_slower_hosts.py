@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ddpdoctor.analysis import Options, load
-from ddpdoctor.analysis.driver import windows_of
+from ddpdoctor.measure.align import windows_of
 from ddpdoctor.measure.flow import measure
 from tests.measure.recorded import EPOCH_NS, Job, record
 from tests.measure.steplogs import log_of, span_of, steps_of, write_lines

@@ -12,7 +12,7 @@ import pytest
 from ddpdoctor.measure import costs
 from ddpdoctor.measure.sourcelines.table import kinds_of
 from ddpdoctor.measure.steplog import Event, Step
-from ddpdoctor.measure.steplog.activities import activities_of
+from ddpdoctor.measure.steplog.log import activities_of
 from ddpdoctor.measure.taxonomy import (
     COMPONENTS,
     LATE_COMPONENTS,

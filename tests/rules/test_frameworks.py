@@ -13,8 +13,8 @@ import pytest
 from ddpdoctor.diagnose.diagnosis import Fix
 from ddpdoctor.diagnose.frameworks import Framework
 from ddpdoctor.diagnose.load import load_rules
+from ddpdoctor.diagnose.rule_texts import render, render_snippet
 from ddpdoctor.diagnose.selftest import outcome_of
-from ddpdoctor.diagnose.words import render, render_snippet
 from tests.launch.launched import python_with
 
 PACK = load_rules(entry_points=False)

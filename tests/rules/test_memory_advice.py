@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.diagnose.load import load_rules
+from ddpdoctor.diagnose.rule_texts import headroom, hours
 from ddpdoctor.diagnose.selftest import outcome_of
-from ddpdoctor.diagnose.words import headroom, hours
 
 PACK = load_rules(entry_points=False)
 FIRES = {

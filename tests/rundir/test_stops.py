@@ -17,7 +17,6 @@ from ddpdoctor.rundir import (
     STANDING_FILE,
     STANDING_SCHEMA,
     STEPS_FILE,
-    Note,
     Spool,
     ask,
     drain,
@@ -91,7 +90,7 @@ def test_last_words_of_a_dead_rank(tmp_path, spool, how: str) -> None:
 
 def test_a_hosts_documents_are_carried_once(tmp_path, spool) -> None:
     root, run, known = os.path.dirname(spool.directory), str(tmp_path / "run"), dict[str, int]()
-    stall = {"schema": "ddpdoctor.stall/1", "host": "../host a", "state": "lasts", "ranks": []}
+    stall = {"schema": "ddpdoctor.stall/2", "host": "../host a", "state": "lasts", "ranks": []}
     keep_host_document(root, STALL_FILE, stall)
     copy_host_documents(root, run, known)
     written = tmp_path / "run" / "hosts" / ".._host_a" / STALL_FILE
@@ -99,16 +98,6 @@ def test_a_hosts_documents_are_carried_once(tmp_path, spool) -> None:
     written.unlink()
     copy_host_documents(root, run, known)
     assert not written.exists()
-
-
-def test_a_standstill_of_the_schema_before_is_read_too(tmp_path) -> None:
-    folder = tmp_path / "hosts" / "a"
-    folder.mkdir(parents=True)
-    before = {"schema": "ddpdoctor.stall/1", "host": "a", "state": "lasts", "after_s": 300.0, "ranks": []}
-    (folder / STALL_FILE).write_text(json.dumps(before))
-    notes: list[Note] = []
-    (host,) = read_stops(str(tmp_path), notes).hosts
-    assert host.stall == before and not notes
 
 
 @pytest.mark.parametrize(

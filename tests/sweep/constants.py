@@ -63,8 +63,9 @@ def constants() -> list[Constant]:
 
 def _modules() -> Iterator[ModuleType]:
     for room in ROOMS:
-        package = importlib.import_module(f"ddpdoctor.measure.{room}")
-        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        own = importlib.import_module(f"ddpdoctor.measure.{room}")
+        yield own
+        for found in pkgutil.walk_packages(getattr(own, "__path__", ()), f"{own.__name__}."):
             yield importlib.import_module(found.name)
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.analysis.driver import PreparedJob, conclude, prepare, windows_of
+from ddpdoctor.analysis.driver import PreparedJob, conclude, prepare
 from ddpdoctor.analysis.inputs import Options
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.measure.align import windows_of
 from tests.generator import Config, Plant, When, cpu_job, generate
 from tests.generator.rundirectory import generate_run
 from tests.net import cases

@@ -52,6 +52,20 @@ def test_changed_content_is_parsed_anew(tmp_path, parses):
     assert "aten::OP1" in cache.cached_load(path).names and len(parses) == 2
 
 
+def test_a_changed_reader_reads_anew(tmp_path, monkeypatch, parses):
+    path = write(tmp_path / "a.json", document(CONTENT))
+    added = tmp_path / "formats" / "added.py"
+    added.parent.mkdir()
+    monkeypatch.setattr(cache.formats, "__path__", [*cache.formats.__path__, str(added.parent)])
+    for number, code in enumerate(("def recognises(_): return False", "def recognises(_): return None"), 1):
+        added.write_text(code)
+        cache._code_hash.cache_clear()
+        for _ in range(2):
+            cache.cached_load(path)
+        assert len(parses) == number
+    cache._code_hash.cache_clear()
+
+
 def test_a_copy_elsewhere_has_its_own_path_rank_and_host(tmp_path, parses):
     path = write(tmp_path / "node1_4711.16941282015450.pt.trace.json", CONTENT[:-9])
     there = str(tmp_path / "rank-5.json")

@@ -3,7 +3,7 @@
 A step has an exact duration, from the monotonic clock, and a start by the wall clock. The wall clock may be set during a run,
 and continues while a machine sleeps. Step n + 1 begins when step n ends, so a rank's time is the sum of its durations. The wall clock
 is used only to relate the ranks of a host, and to bridge steps that are missing. Hosts are aligned by the collectives that their ranks
-leave together.
+leave together. A rank's profiler window is put on the time of its steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Ints, format_duration, running_median
-from ddpdoctor.measure.steplog import Key, RankLog, Step, SyncPoint
+from ddpdoctor.measure.steplog import OPENED, PROFILED, Key, RankLog, Step, SyncPoint
+from ddpdoctor.measure.window import Window, read_window
+from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, no_progress, progress_counter
 from ddpdoctor.trace import RankTrace
 
 from .trace_clocks import ClockFit, fit_clock
@@ -61,14 +63,6 @@ def use_monotonic_time(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str
                 "Step times come from the monotonic clock, which is not affected."
             )
     return [ordered.get(id(log), log) for log in logs], notes
-
-
-def move_trace(trace: RankTrace, profiled: Sequence[Step]) -> RankTrace:
-    """A rank's trace, recorded by the wall clock, moved to the time of its ``profiled`` steps."""
-    moved_ns = int(np.median([step.moved_ns for step in profiled])) if profiled else 0
-    if abs(moved_ns) < ORDER.reading_ns:
-        return trace
-    return replace(trace, start_ns=trace.start_ns + moved_ns)
 
 
 def blocks(steps: Sequence[Step]) -> Ints:
@@ -293,3 +287,63 @@ def _jump_at(reference_ends: Ints, ahead: Ints, row: int) -> int:
     by_ns = int(np.median(ahead[behind]) - np.median(ahead[before]))
     apart_ns = abs(float(np.median(reference_ends[behind]) - np.median(reference_ends[before])))
     return by_ns if abs(by_ns) > HOSTS.set_ns + HOSTS.most_drift * apart_ns else 0
+
+
+def windows_of(
+    traces: Sequence[RankTrace], own: Sequence[RankLog], progress: Progress = no_progress
+) -> list[Window]:
+    """The profiler window of each trace. Its steps come from the ranks' step logs, which are more reliable than step markers in
+    traces. If any rank has no log, all use the markers: collectives of windows with different starts cannot be matched well."""
+    logs: dict[int | None, RankLog] = {log.rank: log for log in own if log.steps}
+    traces = [trace for trace in traces if _is_of_training(trace, logs.get(trace.meta.rank))]
+    by_logs = all(trace.meta.rank in logs for trace in traces)
+    report_progress = progress_counter(progress, Stage.ALIGN, end=WINDOWS_READ)
+    windows: list[Window] = []
+    for done, trace in enumerate(traces):
+        report_progress(done, len(traces))
+        windows.append(_window(trace, logs.get(trace.meta.rank), by_logs))
+    return windows
+
+
+def _window(trace: RankTrace, log: RankLog | None, by_log: bool) -> Window:
+    if log is None or not by_log:
+        return read_window(trace, host=log.host if log is not None else "")
+    profiled = steps_of_profiler_window(trace, log.steps)
+    bounds = [(step.number, step.start_ns, step.end_ns) for step in profiled]
+    return read_window(_move_trace(trace, profiled), bounds or None, log.host)
+
+
+def _move_trace(trace: RankTrace, profiled: Sequence[Step]) -> RankTrace:
+    """A rank's trace, recorded by the wall clock, moved to the time of its ``profiled`` steps."""
+    moved_ns = int(np.median([step.moved_ns for step in profiled])) if profiled else 0
+    if abs(moved_ns) < ORDER.reading_ns:
+        return trace
+    return replace(trace, start_ns=trace.start_ns + moved_ns)
+
+
+def steps_of_profiler_window(trace: RankTrace, steps: Sequence[Step]) -> list[Step]:
+    """The steps of the profiler window closest to the trace's events; [] for an empty trace."""
+    if not trace.size:
+        return []
+    windows: list[list[Step]] = []
+    for step in steps:
+        if PROFILED in step.marks:
+            if OPENED in step.marks or not windows:
+                windows.append([])
+            windows[-1].append(step)
+    if len(windows) <= 1:
+        return windows[0] if windows else []
+    median_ns = int(np.median(trace.start_ns))
+
+    def distance_ns(window: Sequence[Step]) -> int:
+        # Wall-clock times, as in the trace.
+        return max(window[0].recorded_ns[0] - median_ns, median_ns - window[-1].recorded_ns[1], 0)
+
+    return min(windows, key=distance_ns)
+
+
+def _is_of_training(trace: RankTrace, log: RankLog | None) -> bool:
+    """Whether a trace may be of the steps of its rank's ``log``. This is always true if there is only one training."""
+    if log is None or not trace.size or not (log.follows_training or log.later_trainings_end_ns):
+        return True
+    return log.steps[0].recorded_ns[0] <= int(np.median(trace.start_ns)) <= log.steps[-1].recorded_ns[1]

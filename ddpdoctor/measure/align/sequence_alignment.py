@@ -98,9 +98,8 @@ def group_keys(window: Window) -> list[Hashable]:
     return [known.get(name, name) for name in window.collectives.group]
 
 
-def sequences_of(windows: Sequence[Window], numbers: bool = True) -> list[Groups]:
-    """For each window its collectives by process group, without those between two ranks. ``numbers``: whether sequence numbers are part
-    of the labels."""
+def sequences_of(windows: Sequence[Window]) -> list[Groups]:
+    """For each window its collectives by process group, without those between two ranks."""
     keys = [group_keys(window) for window in windows]
     names = {key for of_window in keys for key in set(of_window)}
     if "" in names and len(names) == 2:
@@ -121,14 +120,13 @@ def sequences_of(windows: Sequence[Window], numbers: bool = True) -> list[Groups
     found = []
     for window, of_window, size in zip(windows, keys, sizes, strict=True):
         comms = window.collectives
-        sequence = comms.sequence if numbers else np.full(len(comms), -1, np.int64)
         kinds = [
             codes.setdefault((op, only.get((key, op)) if of < 0 else of), len(codes))
             for key, op, of in zip(of_window, comms.operation, size, strict=True)
         ]
         labels = [
             codes.setdefault((kind, number), len(codes)) if number >= 0 else kind
-            for kind, number in zip(kinds, sequence.tolist(), strict=True)
+            for kind, number in zip(kinds, comms.sequence.tolist(), strict=True)
         ]
         found.append(_by_group(window, of_window, np.array(labels, np.int64), np.array(kinds, np.int64)))
     return found

@@ -5,9 +5,9 @@ their events, and what one log alone shows: the rank's synchronisations, the act
 Also the synchronisations that all ranks share (:func:`match_syncs`) and the steps to measure (:func:`select_steps`).
 """
 
-from .activities import Activities
+from .absences import notes_on_records
 from .devicetime import in_device_time
-from .log import RankLog, first, no_samples, notes_on_records, usual_loader
+from .log import Activities, RankLog, first, no_samples, usual_loader
 from .patterns import (
     PatternKind,
     StepPattern,

@@ -1,31 +1,38 @@
-"""The step log of one rank (:class:`RankLog`), and notes on missing records.
+"""The step log of one rank (:class:`RankLog`), and what follows from it alone: the activities of the training thread over time, the
+training loaders, the steps with evaluation.
 
-Values that follow from one log alone are derived here, such as the training loaders and the steps with evaluation.
+The time of a checkpoint includes unrecorded work before and after ``torch.save``: ``state_dict()``, copies, building a file name. It is
+estimated from the gap between two phases that contains the save: the excess over the same gap in other steps counts as checkpoint
+time. If ranks synchronise within the gap, for example at a barrier after the save, the barrier divides the gap, and the excess is
+assigned to the side on which it lies: the other ranks wait only for what is before the barrier.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Ints, place_in
+from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints, place_in, subtract, union, union_of
+from ddpdoctor.measure.phases import NO_GAPS, Gaps, gaps_between
 from ddpdoctor.measure.places import Where
-from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, TRACE_FILE, EventKind, Note, NoteCode, RankRecord
-from ddpdoctor.rundir.liveness import is_running
+from ddpdoctor.measure.taxonomy import Component
+from ddpdoctor.rundir import EventKind, RankRecord
 
-from .activities import Activities, activities_of
-from .records import EVALUATED, DeviceTimes, Step, WorkerLog
+from .records import EVALUATED, DeviceTimes, Event, Step, WorkerLog
 from .syncpoints import SyncPoint, has_ddp, sync_points_of
 
 _MAX_STEPS_PER_BATCH = 3
 """A loader that gives batches in at least one of this many steps is a training loader. Two alternating training loaders both qualify; a
 loader used for evaluation every few steps does not."""
+UNKNOWN_LINES = "at which source lines this rank spends its time is known from its recorded calls alone"
+"""Part of notes on missing samples."""
 
 
 def first(infos: Sequence[dict[str, Any]], key: str) -> Any:
@@ -37,146 +44,6 @@ def usual_loader(steps: Sequence[Step]) -> int | None:
     """Id of the loader that gave the most batches."""
     batches = Counter(event.loader for step in steps for event in step.events if event.gives_batch)
     return batches.most_common(1)[0][0] if batches else None
-
-
-_SHORT_LOG_SHARE = 0.9
-"""Share of the longest log's steps below which a log is reported as short. Ranks killed one after the other differ by a few steps."""
-
-
-def notes_on_records(
-    logs: Sequence[RankLog], ended: bool, window: int | None = None, sampled: bool = False
-) -> list[Note]:
-    """Notes on the records of all ranks of a run. ``ended``: whether the job is known to be over. ``window``: number of the captured
-    window that is analysed. ``sampled``: whether the run has hashes of the files in which its ranks were sampled."""
-    own = [Note(sentence).of_rank(log.rank) for log in logs for sentence in _recorded_sentences(log)]
-    return [
-        *_no_steps_notes(logs),
-        *_no_samples_notes(logs, sampled),
-        *(_truncation_notes(logs) if ended else []),
-        *_short_log_notes(logs),
-        *own,
-        *_lost_window_notes(logs, ended),
-        *([] if window is not None else _capture_notes(logs)),
-    ]
-
-
-def _capture_notes(logs: Sequence[RankLog]) -> list[Note]:
-    """Note on windows captured while the job ran, if no window was recorded at its start."""
-    if not logs or any(log.record.trace is not None for log in logs):
-        return []
-    saved = sorted({number for log in logs for number in _saved_captures(log)})
-    if not saved:
-        return []
-    which = f"Window {saved[0]} was" if len(saved) == 1 else f"Windows {', '.join(map(str, saved))} were"
-    return [
-        Note(
-            f"{which} captured while the job ran and is not analyzed here; `--window {saved[-1]}` selects it."
-        )
-    ]
-
-
-def _saved_captures(log: RankLog) -> list[int]:
-    captures = log.record.info.get("captures") or []
-    return [each.get("number", 0) for each in captures if each.get("state") == "saved"]
-
-
-def _no_steps_notes(logs: Sequence[RankLog]) -> list[Note]:
-    """Notes on ranks whose step log has no step. If no log has a step and no window was recorded, the job may not have reached its
-    first step; then only unreadable files are reported."""
-    seen = sum(bool(log.steps) for log in logs)
-    known = [log.record.info.get("world_size") for log in logs]
-    world = max((size for size in known if isinstance(size, int)), default=len(logs))
-    looked_at = f"the steps of {seen or 'none'} of {max(world, len(logs))} ranks could be analyzed"
-    recorded = seen or any(log.record.trace is not None or _window_state(log) == "saved" for log in logs)
-    faults = [(log.rank, log.record.absence_note(STEPS_FILE, "step")) for log in logs if not log.steps]
-    return [
-        Note(f"{fault}: {looked_at}.", fault.code).of_rank(rank)
-        for rank, fault in faults
-        if recorded or fault.code == NoteCode.UNREADABLE
-    ]
-
-
-_FEWEST_SAMPLES = 20
-"""Samples of another rank, about one second of sampling, from which a rank without any is reported."""
-UNKNOWN_LINES = "at which source lines this rank spends its time is known from its recorded calls alone"
-
-
-def _no_samples_notes(logs: Sequence[RankLog], sampled: bool) -> list[Note]:
-    """Notes on ranks without samples if ranks with as many steps have samples, or if the run is known to have been ``sampled``."""
-    others = [len(log.steps) for log in logs if len(log.samples) >= _FEWEST_SAMPLES]
-    if not others and (not sampled or any(len(log.samples) for log in logs)):
-        return []
-    lacking = [log for log in logs if not len(log.samples) and len(log.steps) >= min(others, default=1)]
-    return [
-        Note(f"{log.record.absence_note(SAMPLES_FILE, 'sample of these steps')}: {UNKNOWN_LINES}.").of_rank(
-            log.rank
-        )
-        for log in lacking
-        if not any(UNKNOWN_LINES in note for note in log.notes)
-    ]
-
-
-def _truncation_notes(logs: Sequence[RankLog]) -> list[Note]:
-    """Notes on files of an ended job that end within a line. Ranks write whole lines, so such a file was truncated."""
-    return [
-        Note(f"{log.record.path}/{name} ends in the middle of a line: what followed is lost.").of_rank(
-            log.rank
-        )
-        for log in logs
-        for name, kept in ((STEPS_FILE, log.steps), (SAMPLES_FILE, log.samples))
-        if len(kept) and log.record.is_cut(name)
-    ]
-
-
-def _window_state(log: RankLog) -> str | None:
-    """Last recorded state of the rank's profiler window."""
-    return (log.record.info.get("window") or {}).get("state")
-
-
-def _short_log_notes(logs: Sequence[RankLog]) -> list[Note]:
-    """Notes on ranks that recorded far fewer steps than others."""
-    most = max((len(log.steps) for log in logs), default=0)
-    return [
-        Note(
-            f"Rank {log.rank} recorded {len(log.steps)} steps while others recorded {most}: "
-            "only steps that all recorded are measured.",
-            ranks=(log.rank,),
-        )
-        for log in logs
-        if 0 < len(log.steps) < _SHORT_LOG_SHARE * most
-    ]
-
-
-def _recorded_sentences(log: RankLog) -> list[str]:
-    """Notes and errors that the rank itself recorded."""
-    info = log.record.info
-    why = (info.get("window") or {}).get("why") if _window_state(log) in ("skipped", "failed") else None
-    lost = None if _saved_captures(log) else why
-    errors = (info.get("hook") or {}).get("errors") or []
-    return [
-        *(info.get("notes") or []),
-        # The error that prevented the window is recorded in both places; report it once.
-        *(error for error in errors if error != lost),
-        *([f"not profiled ({lost})"] if lost else []),
-    ]
-
-
-def _lost_window_notes(logs: Sequence[RankLog], ended: bool) -> Iterator[Note]:
-    """Notes on ranks that were killed, or are read, while their window was open, and on ranks whose saved window is missing."""
-    for log in logs:
-        state = _window_state(log)
-        if state in ("open", "saving") and log.record.trace is None:
-            doing = "was open" if state == "open" else "was being saved"
-            sentence = (
-                f"the profiler window {doing} when this was read: what it sees is not in this diagnosis."
-            )
-            if ended or is_running(log.record.info) is False:
-                sentence = f"killed while the profiler window {doing}: what the window had recorded is lost."
-            yield Note(sentence).of_rank(log.rank)
-        elif state == "saved" and not log.record.has_window:
-            path = f"{log.record.path}/{TRACE_FILE}"
-            lost = f"{path} is missing: this rank's profiler window was saved, and is not read."
-            yield Note(lost).of_rank(log.rank)
 
 
 def no_samples() -> Ints:
@@ -216,7 +83,7 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
     later_trainings_end_ns: int | None = None
     """End of the process's later trainings, wall clock, epoch ns; None if there are none."""
     saved: int | None = None
-    """The last step in which a checkpoint was saved, including steps not read and the one in which the rank ended; None in older logs."""
+    """The last step in which a checkpoint was saved, including steps not read and the one in which the rank ended; None if none was."""
     workers: Sequence[WorkerLog] = ()
     """Records of its data loader workers, on their own clock."""
 
@@ -322,3 +189,172 @@ def _shift_of(times: Ints, known: Ints, shifts: Ints | int) -> Ints | int:
         return 0 if not isinstance(shifts, int) else shifts
     moved: Ints = shifts[np.maximum(np.searchsorted(known, times, side="right") - 1, 0)]
     return moved
+
+
+_FEWEST_USUAL = 3
+"""Fewest gaps without a save from which the typical length of such a gap is computed."""
+
+
+def unrecorded_checkpoint_time(
+    saves: Intervals, gaps: Gaps, recorded: Intervals, waits: Intervals
+) -> Intervals:
+    """Checkpoint time outside ``torch.save``, in the gaps that contain ``saves``, ns.
+
+    It is the part of a gap that neither ``recorded`` work nor ``waits`` for other ranks cover, minus the median of that part over
+    the gaps of the same kind without a save. Empty if fewer than ``_FEWEST_USUAL`` gaps of the kind have no save.
+    """
+    at = gaps.at(saves[0])
+    save_starts, at = saves[0][at >= 0], at[at >= 0]
+    gaps_with_save, first = np.unique(at, return_index=True)
+    free = subtract(gaps.times, union_of(recorded, waits))
+    gap_of_free = gaps.at(free[0])
+    length = np.bincount(gap_of_free, free[1] - free[0], minlength=len(gaps.kind))
+    has_no_save = np.ones(len(gaps.kind), bool)
+    has_no_save[gaps_with_save] = False
+    usual_ns = {}
+    for kind in np.unique(gaps.kind[gaps_with_save]).tolist():
+        others = length[has_no_save & (gaps.kind == kind)]
+        usual_ns[kind] = float(np.median(others)) if len(others) >= _FEWEST_USUAL else np.inf
+    pieces = [EMPTY]
+    for gap, saves_in_gap in zip(gaps_with_save.tolist(), np.split(save_starts, first[1:]), strict=False):
+        own = slice(*np.searchsorted(gap_of_free, (gap, gap + 1)))
+        times = free[0][own], free[1][own]
+        pieces.append(_excess_over_usual(times, saves_in_gap, waits, usual_ns[int(gaps.kind[gap])]))
+    return union_of(*pieces)
+
+
+def _excess_over_usual(times: Intervals, saves: NDArray[Any], waits: Intervals, usual_ns: float) -> Intervals:
+    """The ``times`` of one gap, with ``usual_ns`` of them removed.
+
+    The ``waits`` divide the gap into parts. ``usual_ns`` is removed first from the parts after the last save, the last part first, then
+    from the parts before it, and the rest from the parts with a save.
+    """
+    part = np.searchsorted(waits[1], times[0], side="right")
+    with_save = np.searchsorted(waits[1], saves, side="right")
+    is_after_last_save = part > with_save.max()
+    order = np.lexsort(
+        (np.where(is_after_last_save, -part, part), np.isin(part, with_save), ~is_after_last_save)
+    )
+    lengths = (times[1] - times[0])[order]
+    usual = np.empty(len(order))
+    usual[order] = np.clip(usual_ns - (np.cumsum(lengths) - lengths), 0, lengths)
+    return union(times[0] + usual, times[1])
+
+
+_EPOCH_START_BATCHES = 1
+"""Batches after ``iter(loader)`` that still wait for the start of the workers."""
+
+_ON_HOST = (Component.COLLECTION, Component.CHECKPOINT, Component.EPOCH_START, Component.DATA)
+_ON_DEVICE = (Component.OPTIMIZER, Component.BACKWARD, Component.FORWARD)
+_WHOLE_EVENTS: dict[str, Component] = {
+    EventKind.OPTIMIZER: Component.OPTIMIZER,
+    EventKind.COLLECTION: Component.COLLECTION,
+    EventKind.SAVE: Component.CHECKPOINT,
+    EventKind.FORWARD: Component.FORWARD,
+    EventKind.BACKWARD: Component.BACKWARD,
+    EventKind.EVALUATION: Component.FORWARD,
+}
+"""Kind of event → its component. A backward pass counts until its gradients are ready."""
+_PHASES: dict[str, Component] = {
+    EventKind.DATA: Component.DATA,
+    EventKind.ITERATION: Component.DATA,
+    EventKind.FORWARD: Component.FORWARD,
+    EventKind.BACKWARD: Component.BACKWARD,
+    EventKind.OPTIMIZER: Component.OPTIMIZER,
+}
+"""Kind of event → phase of a training step."""
+_WAITS: dict[str, str] = dict.fromkeys((EventKind.BARRIER, EventKind.COLLECTIVE, EventKind.WAIT), "wait")
+"""Kinds of events in which the rank may wait for others between its phases."""
+
+
+class Activities(msgspec.Struct, frozen=True):
+    """Disjoint intervals of each component, ns after ``origin_ns``.
+
+    For nested activities the more specific one counts: a garbage collection inside a forward pass is a collection. In device
+    time, device work takes precedence: concurrent host work delays nothing.
+    """
+
+    origin_ns: int
+    """Epoch ns."""
+    sets: dict[str, Intervals]
+    """By component."""
+    gaps: Gaps = NO_GAPS
+    """Between the phases; empty in device time."""
+
+    def since(self, origin_ns: int) -> Activities:
+        """The same activities, relative to another origin (epoch ns)."""
+        by_ns = self.origin_ns - origin_ns
+        if not by_ns:
+            return self
+        moved = {component: (starts + by_ns, ends + by_ns) for component, (starts, ends) in self.sets.items()}
+        return Activities(origin_ns, moved, self.gaps.shifted(by_ns))
+
+    def unrecorded_gaps(self, component: Component) -> Intervals:
+        """The gaps whose operators count as ``component``, minus the recorded activities."""
+        left = self.gaps.of(component)
+        for recorded in self.sets.values():
+            left = subtract(left, recorded)
+        return left
+
+
+def activities_of(
+    steps: Sequence[Step], origin_ns: int, with_workers: Collection[int], on_device_time: bool
+) -> Activities:
+    """Activities in these steps. ``with_workers``: ids of the rank's loaders with worker processes."""
+    starting_batches: Counter[int] = Counter()
+    spans = _times(
+        steps, origin_ns, lambda event: _component(event, starting_batches, with_workers), until_ready=True
+    )
+    gaps = NO_GAPS
+    if not on_device_time:
+        gaps = gaps_between(_times(steps, origin_ns, lambda event: _PHASES.get(event.kind)))
+    sets: dict[str, Intervals] = {}
+    covered = EMPTY
+    for component in (*_ON_DEVICE, *_ON_HOST) if on_device_time else (*_ON_HOST, *_ON_DEVICE):
+        recorded = union(*spans.get(component, EMPTY))
+        sets[component] = subtract(recorded, covered)
+        covered = union_of(covered, recorded)
+    saves = sets[Component.CHECKPOINT]
+    if len(saves[0]):
+        waits = _times(steps, origin_ns, lambda event: _WAITS.get(event.kind)).get("wait", EMPTY)
+        unrecorded = unrecorded_checkpoint_time(saves, gaps, covered, union(*waits))
+        sets[Component.CHECKPOINT] = union_of(saves, unrecorded)
+    return Activities(origin_ns, sets, gaps)
+
+
+_Sort = TypeVar("_Sort", bound=str)
+
+
+def _times(
+    steps: Sequence[Step],
+    origin_ns: int,
+    sort_of: Callable[[Event], _Sort | None],
+    *,
+    until_ready: bool = False,
+) -> dict[_Sort, Intervals]:
+    """(starts, ends) of the events of each sort, ns after the origin. A backward pass ends when its gradients are reduced, with
+    ``until_ready`` when they are ready."""
+    times: defaultdict[_Sort, list[tuple[int, int]]] = defaultdict(list)
+    for step in steps:
+        start_ns = step.start_ns - origin_ns
+        for event in step.events:
+            if (sort := sort_of(event)) is not None:
+                is_ready = until_ready and event.kind == EventKind.BACKWARD
+                end_ns = event.gradients_ready_ns if is_ready else event.end_ns
+                times[sort].append((start_ns + event.start_ns, start_ns + end_ns))
+    tables = {sort: np.array(pairs, float).T for sort, pairs in times.items()}
+    return {sort: (table[0], table[1]) for sort, table in tables.items()}
+
+
+def _component(
+    event: Event, starting_batches: Counter[int], with_workers: Collection[int]
+) -> Component | None:
+    """Component of an event. ``starting_batches``: by loader, how many of the next batches still wait for the start of its workers."""
+    if event.kind == EventKind.ITERATION:
+        starting_batches[event.loader] = _EPOCH_START_BATCHES if event.loader in with_workers else 0
+        return Component.EPOCH_START
+    if event.kind == EventKind.DATA:
+        starting = starting_batches[event.loader] > 0
+        starting_batches[event.loader] -= 1
+        return Component.EPOCH_START if starting or event.exhausted else Component.DATA
+    return _WHOLE_EVENTS.get(event.kind)

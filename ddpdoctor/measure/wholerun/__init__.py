@@ -7,5 +7,5 @@ the measurement of a typical step.
 """
 
 from .account import Launch, RankAccount, RunAccount, RunPart, run_account
-from .attempts import AttemptRecord, attempt_facts, restart_facts, with_first_findings, with_trainings
 from .facts import run_facts
+from .restarts import AttemptRecord, attempt_facts, restart_facts, with_first_findings, with_trainings

@@ -15,8 +15,8 @@ from ddpdoctor.measure.sourcelines import LogSourceLines, by_line, with_heaviest
 from ddpdoctor.measure.steplog import PatternKind, RankLog
 
 from .account import Launch, RunAccount, RunPart, preparation_times
-from .attempts import AttemptRecord, attempt_facts, restart_facts
 from .events import checkpoints_of, evaluations_of, event_of
+from .restarts import AttemptRecord, attempt_facts, restart_facts
 
 _FIELDS = {
     **{part: f"{part}_s" for part in RunPart if part not in (RunPart.END, RunPart.TEARDOWN)},

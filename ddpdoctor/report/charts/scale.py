@@ -13,6 +13,8 @@ Numbers = Sequence[float | None]
 
 NEGLIGIBLE = 1e-200
 """Smaller absolute values are drawn as 0. No measured value is that small, and computing with it could overflow."""
+_INDEX_TICKS = 5
+"""About as many ticks has an axis of step numbers."""
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -42,11 +44,11 @@ def percent_of(value: float, whole: float) -> float:
     return round(100 * value / whole, 2) if whole >= NEGLIGIBLE else 0.0
 
 
-def index_ticks(numbers: Sequence[float], wanted: int = 5) -> list[Tick]:
+def index_ticks(numbers: Sequence[float]) -> list[Tick]:
     """Ticks at round values for evenly spaced points with the increasing numbers ``numbers``; positions in per cent."""
     if not numbers:
         return []
-    marks = _tick_values(numbers[0], numbers[-1], wanted)
+    marks = _tick_values(numbers[0], numbers[-1], _INDEX_TICKS)
     width = max(len(numbers) - 1, 1)
     if all(isinstance(number, int) for number in numbers):
         marks = [mark for mark in marks if mark == round(mark)]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, TelemetrySeries
-from ddpdoctor.diagnose.words import ordinal
+from ddpdoctor.diagnose.rule_texts import ordinal
 from ddpdoctor.measure.runfacts import RunEvent
 from ddpdoctor.report import words
 from ddpdoctor.report.charts.lines import LINES, ChartAxes, LineChart, LineData, Mark, line_chart, line_data

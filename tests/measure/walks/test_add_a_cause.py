@@ -74,7 +74,7 @@ WORK = {
             "    SharedCause.LOGGING: (Component.LOGGING,),\n",
         ),
     ),
-    "ddpdoctor/measure/steplog/activities.py": (
+    "ddpdoctor/measure/steplog/log.py": (
         ("Component.EPOCH_START, Component.DATA)\n_ON_DEVICE", "Component.LOGGING, "),
         ("    EventKind.EVALUATION: Component.FORWARD,\n", "    EventKind.LOGGING: Component.LOGGING,\n"),
     ),
@@ -126,9 +126,9 @@ def test_a_cause_is_a_member_a_pricer_and_a_rule(package: Path) -> None:
     measure = package / "ddpdoctor" / "measure"
     edit(measure / "taxonomy.py", "\n\nComponents = tuple[Component, ...]", MEMBER)
     (measure / "costs" / "logcost.py").write_text(PRICER)
-    edit(measure / "costs" / "pricing.py", "from .price import", "from .logcost import logging_cost\n")
+    edit(measure / "costs" / "__init__.py", "from .price import", "from .logcost import logging_cost\n")
     edit(
-        measure / "costs" / "pricing.py",
+        measure / "costs" / "__init__.py",
         "    starved_of_cpu,\n    transfer_costs,\n)\n",
         "    logging_cost,\n",
     )

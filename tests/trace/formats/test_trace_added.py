@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -86,3 +88,73 @@ def test_what_can_be_read_once_only_is_told_by_its_name_alone(tmp_path):
     (tmp_path / "rank1.json").mkdir()
     for name in ("rank0.json", "rank1.json", "none.json"):
         assert formats.Candidate(str(tmp_path / name)).head is None
+
+
+@pytest.fixture
+def write_format(tmp_path, monkeypatch):
+    """A function that adds the format ``broken``, for files that begin with ``#broken``, with the given code."""
+    folder = tmp_path / "formats"
+    folder.mkdir()
+    monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(folder)])
+
+    def write_code(code):
+        monkeypatch.delitem(sys.modules, "ddpdoctor.trace.formats.broken", raising=False)
+        importlib.invalidate_caches()
+        return write(folder / "broken.py", RECOGNISES + code)
+
+    yield write_code
+    sys.modules.pop("ddpdoctor.trace.formats.broken", None)
+
+
+RECOGNISES = "def recognises(candidate): return (candidate.head or b'').startswith(b'#broken')\n"
+
+
+@pytest.mark.parametrize(
+    "code, error",
+    [
+        ("def read(path, rank): return {}['rank']", "KeyError: 'rank', in {code}, line 2"),
+        ("def read(path, rank): pass", "TypeError: read returned NoneType instead of RankTrace"),
+        ("", "AttributeError: module 'ddpdoctor.trace.formats.broken' has no attribute 'read'"),
+    ],
+)
+def test_an_error_in_a_reader_names_file_and_format_and_the_others_are_read(
+    tmp_path, write_format, code, error
+):
+    module = write_format(code)
+    other, file = write(tmp_path / "1.json", document(events(5), rank=1)), write(tmp_path / "0", "#broken")
+    loaded = load_traces([file, other])
+    assert [trace.meta.rank for trace in loaded.traces] == [1]
+    said = error.format(code=module)
+    assert loaded.failed == [
+        (file, f"{file} cannot be read: the reader of the format broken ({said}) failed.")
+    ]
+
+
+@pytest.mark.parametrize(
+    "code, error",
+    [
+        (
+            "import no_such_package",
+            "ModuleNotFoundError: No module named 'no_such_package', in {code}, line 2",
+        ),
+        ("def read(", "SyntaxError: '(' was never closed (broken.py, line 2)"),
+        ("def recognises(candidate): return 1 / 0", "ZeroDivisionError: division by zero, in {code}, line 2"),
+        (
+            "def parts(candidate): return 1 / 0\ndef file_of(path): return path",
+            "ZeroDivisionError: division by zero, in {code}, line 2",
+        ),
+    ],
+)
+def test_a_format_that_cannot_inspect_files_is_named_and_the_others_are_read(
+    tmp_path, write_format, code, error
+):
+    said = f"Not considered, because of errors in their readers: the format broken ({error.format(code=write_format(code))})."
+    (tmp_path / "in").mkdir()
+    files = [write(tmp_path / "in" / f"{rank}.json", document(events(5), rank)) for rank in (0, 1)]
+    write(tmp_path / "in" / "2.broken", "#broken")
+    found = find_traces([str(tmp_path / "in")])
+    assert set(files) <= set(found.files) and found.notes == (said,)
+    if "parts" not in code:
+        with pytest.raises(UnusableInput) as told:
+            load_trace(str(tmp_path / "in" / "2.broken"))
+        assert str(told.value).endswith(said)

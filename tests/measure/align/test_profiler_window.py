@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ddpdoctor.analysis.driver import steps_of_profiler_window
+from ddpdoctor.measure.align import steps_of_profiler_window
 from ddpdoctor.measure.steplog import OPENED, PROFILED, Step
 
 STEP_NS = 1_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.diagnose import words
+from ddpdoctor.diagnose import rule_texts
 
 
 @pytest.mark.parametrize(
@@ -12,48 +12,49 @@ from ddpdoctor.diagnose import words
     [(0.4214, "0.421 ms"), (9.0, "9 ms"), (46.31, "46.3 ms"), (1234.0, "1.23 s"), (12000.0, "12 s")],
 )
 def test_ms(given: float, text: str) -> None:
-    assert words.ms(given) == text
+    assert rule_texts.ms(given) == text
 
 
 @pytest.mark.parametrize(
     ("given", "text"), [(512, "512 bytes"), (26214400, "25 MiB"), (4.4e8, "420 MiB"), (3e12, "2.73 TiB")]
 )
 def test_size(given: float, text: str) -> None:
-    assert words.size(given) == text
+    assert rule_texts.size(given) == text
 
 
 def test_percent_and_number() -> None:
-    assert [words.percent(share) for share in (0.423, 0.051, 1.0)] == ["42 %", "5.1 %", "100 %"]
-    assert [words.number(value) for value in (4.0, 4.27, 120.4)] == ["4", "4.3", "120"]
+    assert [rule_texts.percent(share) for share in (0.423, 0.051, 1.0)] == ["42 %", "5.1 %", "100 %"]
+    assert [rule_texts.number(value) for value in (4.0, 4.27, 120.4)] == ["4", "4.3", "120"]
 
 
 def test_the_article_before_a_number_fits() -> None:
     for number in ("8", "80", "8.2", "11", "11.4", "18"):
-        assert words.render(f"a {number} ms step", {}) == f"an {number} ms step"
+        assert rule_texts.render(f"a {number} ms step", {}) == f"an {number} ms step"
     for text in ("a 1 ms step", "a 110 ms step", "a 180 ms step", "a 62 ms step", "alpha 8 ms"):
-        assert words.render(text, {}) == text
+        assert rule_texts.render(text, {}) == text
 
 
 def test_what_one_cause_of_several_saves() -> None:
     cost = {"ms_per_step": 1.9, "alone_ms_per_step": 0.0, "remaining_ms_per_step": 3.9}
-    assert "Fixing this first saves nothing; fixing it last saves 3.9 ms per step." in words.beside_others(
-        cost
+    assert (
+        "Fixing this first saves nothing; fixing it last saves 3.9 ms per step."
+        in rule_texts.beside_others(cost)
     )
-    assert "saves 1 ms per step; fixing" in words.beside_others(cost | {"alone_ms_per_step": 1.0})
+    assert "saves 1 ms per step; fixing" in rule_texts.beside_others(cost | {"alone_ms_per_step": 1.0})
 
 
 def test_count() -> None:
-    assert [words.count(value, "thread") for value in (1.0, 16.0)] == ["1 thread", "16 threads"]
+    assert [rule_texts.count(value, "thread") for value in (1.0, 16.0)] == ["1 thread", "16 threads"]
 
 
 def test_ranks() -> None:
-    assert words.ranks([1]) == "rank 1"
-    assert words.ranks([1, 3, 5]) == "ranks 1, 3 and 5"
-    assert words.ranks(None) == "all ranks"
-    assert words.ranks([9, 8, 0, 10]) == "ranks 0 and 8 to 10"
-    assert words.ranks(list(range(8, 16))) == "ranks 8 to 15"
-    assert words.ranks([4, 5, 7]) == "ranks 4, 5 and 7"
-    assert words.ranks(list(range(0, 40, 2))) == "ranks 0, 2, 4, 6, 8, 10 and 14 others"
+    assert rule_texts.ranks([1]) == "rank 1"
+    assert rule_texts.ranks([1, 3, 5]) == "ranks 1, 3 and 5"
+    assert rule_texts.ranks(None) == "all ranks"
+    assert rule_texts.ranks([9, 8, 0, 10]) == "ranks 0 and 8 to 10"
+    assert rule_texts.ranks(list(range(8, 16))) == "ranks 8 to 15"
+    assert rule_texts.ranks([4, 5, 7]) == "ranks 4, 5 and 7"
+    assert rule_texts.ranks(list(range(0, 40, 2))) == "ranks 0, 2, 4, 6, 8, 10 and 14 others"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_ranks() -> None:
     ],
 )
 def test_often(cost: dict[str, object], text: str) -> None:
-    assert words.often(cost) == text
+    assert rule_texts.often(cost) == text
 
 
 @pytest.mark.parametrize(
@@ -99,19 +100,19 @@ def test_often(cost: dict[str, object], text: str) -> None:
 def test_workers(
     now: int, wait_ms: float, mean_ms: float, after_ms: float, cores: float | None, expected: int
 ) -> None:
-    assert words.workers(now, wait_ms, mean_ms, after_ms, cores) == expected
+    assert rule_texts.workers(now, wait_ms, mean_ms, after_ms, cores) == expected
 
 
 def test_lines_are_named_without_their_folder() -> None:
     where = {"file": "/home/me/project/train.py", "line": 57, "function": "main"}
-    assert words.at([where]) == " at train.py:57 in main"
-    assert words.at({**where, "function": "<module>"}) == " at train.py:57"
-    assert words.at([]) == words.at(None) == ""
+    assert rule_texts.at([where]) == " at train.py:57 in main"
+    assert rule_texts.at({**where, "function": "<module>"}) == " at train.py:57"
+    assert rule_texts.at([]) == rule_texts.at(None) == ""
 
 
 def test_paragraphs_stay_and_lines_flow() -> None:
-    assert words.render("one\n  two\n\nthree", {}) == "one two\n\nthree"
-    assert words.render_snippet("if x:\n    {{ y }}\n", {"y": 1}) == "if x:\n    1"
+    assert rule_texts.render("one\n  two\n\nthree", {}) == "one two\n\nthree"
+    assert rule_texts.render_snippet("if x:\n    {{ y }}\n", {"y": 1}) == "if x:\n    1"
 
 
 @pytest.mark.parametrize(
@@ -126,22 +127,22 @@ def test_paragraphs_stay_and_lines_flow() -> None:
     ],
 )
 def test_a_text_with_nothing_to_fill_in_is_what_jinja_makes_of_it(text):
-    whole = words._compile(text).render({})
-    assert words.render_snippet(text, {}) == whole.strip("\n")
+    whole = rule_texts._compile(text).render({})
+    assert rule_texts.render_snippet(text, {}) == whole.strip("\n")
     paragraphs = [" ".join(part.split()) for part in whole.split("\n\n")]
-    assert words.render(text, {}) == "\n\n".join(part for part in paragraphs if part)
+    assert rule_texts.render(text, {}) == "\n\n".join(part for part in paragraphs if part)
 
 
 def test_a_brace_alone_goes_to_jinja():
-    assert words.render_snippet("{'a': 1} and {{ 1 + 1 }}{# unseen #}", {}) == "{'a': 1} and 2"
+    assert rule_texts.render_snippet("{'a': 1} and {{ 1 + 1 }}{# unseen #}", {}) == "{'a': 1} and 2"
 
 
 def test_all_ranks_are_those_that_were_recorded() -> None:
-    assert words.ranks(None, {"ranks_seen": 1, "world_size": 300}) == "the recorded rank"
-    assert words.ranks(None, {"ranks_seen": 5, "world_size": 8}) == "all 5 recorded ranks"
-    assert words.ranks(None, {"ranks_seen": 2, "world_size": 8}) == "both recorded ranks"
-    assert words.verb(None, "waits", "wait", {"ranks_seen": 1, "world_size": 8}) == "waits"
-    rendered = words.render(
+    assert rule_texts.ranks(None, {"ranks_seen": 1, "world_size": 300}) == "the recorded rank"
+    assert rule_texts.ranks(None, {"ranks_seen": 5, "world_size": 8}) == "all 5 recorded ranks"
+    assert rule_texts.ranks(None, {"ranks_seen": 2, "world_size": 8}) == "both recorded ranks"
+    assert rule_texts.verb(None, "waits", "wait", {"ranks_seen": 1, "world_size": 8}) == "waits"
+    rendered = rule_texts.render(
         "{{ none|ranks|sentence }} {{ none|verb('waits', 'wait') }}", {"job": {"ranks_seen": 1}}
     )
     assert rendered == "The recorded rank waits"
@@ -149,14 +150,14 @@ def test_all_ranks_are_those_that_were_recorded() -> None:
 
 def test_where_no_line_is_known_the_annotation_says_where() -> None:
     line = {"file": "a/train.py", "line": 5, "function": "main"}
-    assert words.at([line], "# sparse") == " at train.py:5 in main"
-    assert words.at([], "# sparse arch") == ' in the annotation "# sparse arch"'
-    assert words.at(None, "aten::item") == " in aten::item"
-    assert words.at([], None) == ""
+    assert rule_texts.at([line], "# sparse") == " at train.py:5 in main"
+    assert rule_texts.at([], "# sparse arch") == ' in the annotation "# sparse arch"'
+    assert rule_texts.at(None, "aten::item") == " in aten::item"
+    assert rule_texts.at([], None) == ""
 
 
 def test_code_for_the_ranks_at_hand() -> None:
-    assert [words.condition(ranks) for ranks in ([2], [3, 1], None)] == [
+    assert [rule_texts.condition(ranks) for ranks in ([2], [3, 1], None)] == [
         "rank == 2",
         "rank in (1, 3)",
         "rank == 0",
@@ -174,7 +175,7 @@ def test_everybody_is_who_was_recorded() -> None:
         (1, 1): "The training process waits",
     }
     for (seen, world), text in said.items():
-        assert words.all_ranks({"ranks_seen": seen, "world_size": world}, "wait", "waits") == text
+        assert rule_texts.all_ranks({"ranks_seen": seen, "world_size": world}, "wait", "waits") == text
 
 
 def test_a_headline_inside_a_sentence() -> None:
@@ -184,4 +185,4 @@ def test_a_headline_inside_a_sentence() -> None:
         ("DDP reduces", "DDP reduces"),
         ("", ""),
     ):
-        assert words.inside_sentence(headline) == inside
+        assert rule_texts.inside_sentence(headline) == inside
