@@ -298,9 +298,13 @@ def slow_workers(where: Sequence[Mapping[str, Any]], after: str = "") -> str:
 
 
 def programs(used: Sequence[Mapping[str, Any]]) -> str:
-    """Sentence on the programs outside of the ranks' process trees that used most CPU; "" if there is none."""
-    listed = ", ".join(f"`{each['name']}` ({count(each['cores'], 'core')})" for each in used)
-    return f"Programs outside of the ranks' process trees that used the most CPU: {listed}." if listed else ""
+    """Sentence on the programs, other than the ranks and their workers, that used the most CPU; "" if there is none."""
+    starters = ["" if each["rank"] is None else f", started by rank {each['rank']:.0f}" for each in used]
+    listed = ", ".join(
+        f"`{each['name']}` ({count(each['cores'], 'core')}{starter})"
+        for each, starter in zip(used, starters, strict=True)
+    )
+    return f"Other programs that used the most CPU: {listed}." if listed else ""
 
 
 def preparation(loader: Mapping[str, Any]) -> str:

@@ -393,11 +393,13 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgramFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A program that is no part of the job: all its processes on a host, means while the steps ran."""
+    """A program other than the ranks and their workers: all its processes on a host, means while the steps ran."""
 
     name: str
     cores: float
     processes: float
+    rank: float | None = None
+    """The rank that started it; null if none did."""
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -213,6 +213,14 @@ def stat_fields(pid: int) -> list[str]:
     return name_and_fields(pid)[1]
 
 
+def command_of(pid: int) -> bytes:
+    """A process's command with its arguments, as in /proc/PID/cmdline; empty if it is gone or not readable."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def name_and_fields(pid: int) -> tuple[str, list[str]]:
     """The name of a process's program, and the fields after it in /proc/PID/stat; "" and none if the process is gone."""
     before, _, after = _text(Path(f"/proc/{pid}/stat")).rpartition(")")

@@ -70,7 +70,7 @@ class Telemetry:
         return self._times(), np.full(len(self.samples), np.nan) if values is None else values
 
     def other_programs(self) -> tuple[npt.NDArray[np.int64], list[list[dict[str, Any]] | None]]:
-        """The programs outside of the ranks' process trees that used the most CPU; None in samples without a reading. A process
+        """The programs other than the ranks and their workers that used the most CPU; None in samples without a reading. A process
         chooses its own name, so names are put on one line, without backticks, which would end the code span in reports."""
         readings = (sample.get("others") for sample in self.samples)
         return self._times(), [None if each is None else list(_programs(each)) for each in readings]

@@ -24,7 +24,7 @@ from ddpdoctor.rundir.privacy import mask_text
 
 from .host import HostSampler
 from .nvml import NvmlSampler
-from .procfs import TICKS_PER_S, name_and_fields, parent_of, pids, stat_fields
+from .procfs import TICKS_PER_S, command_of, name_and_fields, parent_of, pids, stat_fields
 
 RANK_FIELDS = (
     *("pid", "cpu_percent", "rss_bytes", "num_children"),
@@ -73,7 +73,7 @@ class ProcessTreeSampler:
         self._ranks: dict[int, _Rank] = {}
         self._parents: dict[int, int] = {}
         self._started_since: set[int] = set()
-        self._of_job: set[int] = set()
+        self._of_ranks: dict[int, int] = {}
         self._others: dict[int, tuple[int, float]] = {}
         self._others_s: float | None = None
 
@@ -87,25 +87,26 @@ class ProcessTreeSampler:
                 reason = error or type(error).__name__
                 self.notes.append(Note(f"The ranks' processes cannot be read: {reason}."))
             return {}
-        self._of_job = set()
+        self._of_ranks = {}
         return {str(rank): self._sample_rank(rank, pid, children) for rank, pid in sorted(ranks.items())}
 
     def other_programs(self) -> list[dict[str, object]] | None:
-        """CPU use of programs outside of the ranks' process trees since the previous call: name, number of processes, and cores of those
-        that use most. Processes that started or ended in between are not counted. None in the first call, too soon after another, and on
-        hosts with too many processes."""
+        """CPU use of programs other than the ranks and their workers since the previous call: name, number of processes, and cores of those
+        that use most, and the rank that started them if one did. Processes that started or ended in between are not counted. None in the
+        first call, too soon after another, and on hosts with too many processes."""
         now_s, before, before_s = time.monotonic(), self._others, self._others_s
         if before_s is not None and now_s - before_s < _LEAST_BETWEEN_S:
             return None
         outside = [
             pid
             for pid, parent in self._parents.items()
-            if pid not in self._of_job and _KERNEL_THREADS not in (pid, parent)
+            if (pid not in self._of_ranks or self._is_own_program(pid))
+            and _KERNEL_THREADS not in (pid, parent)
         ]
         self._others, self._others_s = {}, now_s if outside else None
         if len(outside) > _MOST_PROCESSES:
             return None
-        cores: dict[str, list[float]] = {}
+        cores: dict[tuple[str, int | None], list[float]] = {}
         for pid in outside:
             name, fields = name_and_fields(pid)
             if not fields:
@@ -113,19 +114,26 @@ class ProcessTreeSampler:
             began, cpu_s = int(fields[19]), (int(fields[11]) + int(fields[12])) / TICKS_PER_S
             self._others[pid] = began, cpu_s
             if before_s is not None and pid in before and before[pid][0] == began:
-                cores.setdefault(name, []).append((cpu_s - before[pid][1]) / (now_s - before_s))
+                program = name, self._of_ranks.get(pid)
+                cores.setdefault(program, []).append((cpu_s - before[pid][1]) / (now_s - before_s))
         if before_s is None:
             return None
-        used = sorted(((sum(each), name) for name, each in cores.items()), reverse=True)[:MAX_PROGRAMS]
+        used = sorted(cores, key=lambda program: sum(cores[program]), reverse=True)[:MAX_PROGRAMS]
         return [
             {
                 "name": mask_text(name),
-                "cores": round(amount, 2),
-                "processes": sum(each > 0 for each in cores[name]),
+                "cores": round(sum(cores[name, rank]), 2),
+                "processes": sum(each > 0 for each in cores[name, rank]),
+                **({} if rank is None else {"rank": rank}),
             }
-            for amount, name in used
-            if amount >= MIN_PROGRAM_CORES
+            for name, rank in used
+            if sum(cores[name, rank]) >= MIN_PROGRAM_CORES
         ]
+
+    def _is_own_program(self, pid: int) -> bool:
+        """Whether a process of a rank's tree is neither the rank nor a worker: it runs another command, and not one of multiprocessing."""
+        command, of_rank = (command_of(each) for each in (pid, self._ranks[self._of_ranks[pid]].pid))
+        return command not in (b"", of_rank) and b"multiprocessing" not in command
 
     def _children(self, ranks: Set[int]) -> dict[int, list[int]]:
         """Children by parent. Ranks are not counted as children: Lightning's first rank is the parent of other ranks."""
@@ -149,7 +157,7 @@ class ProcessTreeSampler:
         ):  # it is gone, or its process id was reused
             return values
         descendants = _descendants(pid, children)
-        self._of_job |= {pid, *descendants}
+        self._of_ranks |= dict.fromkeys((pid, *descendants), rank)
         return values | _measure(known, own, descendants, self._started_since)
 
 

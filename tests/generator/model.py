@@ -56,7 +56,7 @@ RANK_PLANTS = {
     "host_gap_backward": "the host is busy for ms at `position` of the backward",
     "gc_pause": "the host stands still for ms at a random place of the forward",
     "host_work_end_of_step": "the host works for ms at the end of the step",
-    "kernels_before_forward": "kernels of ms in sum between the batch and the forward, as of a teacher",
+    "kernels_before_forward": "kernels of ms in sum between loading the batch and the forward, as of a teacher",
     "kernels_before_backward": "kernels of ms in sum between forward and backward, as of an auxiliary loss",
     "kernels_after_optimizer": "kernels of ms in sum between the optimizer's step and the next batch, as of a metric",
     "checkpoint": "these ranks copy their parameters to the host and write for ms at the end of the step",

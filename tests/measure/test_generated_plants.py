@@ -69,7 +69,7 @@ def test_a_cause_on_one_rank(kind, tmp_path):
 
 
 IN_GAPS = {
-    "kernels_before_forward": "between the batch and the forward pass",
+    "kernels_before_forward": "between loading the batch and the forward pass",
     "kernels_before_backward": "between the forward pass and backward()",
     "kernels_after_optimizer": "between optimizer.step() and the next batch",
 }

@@ -106,14 +106,17 @@ def test_a_rank_that_another_one_started_is_no_worker_of_it(tree):
 @pytest.mark.alone
 def test_programs_outside_of_the_job_that_compute_are_named(tmp_path):
     """The rank's own tree is no other program, and a program that sleeps is none that computes."""
-    busy = tmp_path / "other-job"
-    busy.symlink_to(shutil.which("sh"))
+    busy, child = tmp_path / "other-job", tmp_path / "child"
+    for program in (busy, child):
+        program.symlink_to(shutil.which("sh"))
     spin = "while :; do :; done"
     with (
         subprocess.Popen([str(busy), "-c", spin]) as other,
-        subprocess.Popen(["/bin/sh", "-c", spin]) as rank,
+        subprocess.Popen(["/bin/sh", "-c", f"{child} -c '{spin}' & {spin}"]) as rank,
     ):
         try:
+            while not any(each.name() == "child" for each in psutil.Process(rank.pid).children()):
+                time.sleep(0.01)
             sampler = ProcessTreeSampler(lambda: {0: rank.pid})
             sampler.sample()
             assert sampler.other_programs() is None, "no rate from one reading"
@@ -123,7 +126,14 @@ def test_programs_outside_of_the_job_that_compute_are_named(tmp_path):
             programs = {each["name"]: each for each in sampler.other_programs()}
         finally:
             other.kill()
+            for started in psutil.Process(rank.pid).children():
+                started.kill()
             rank.kill()
+    assert (
+        programs["child"]["rank"] == 0
+        and programs["child"]["cores"] > 0.1
+        and "rank" not in programs["other-job"]
+    )
     assert programs["other-job"]["processes"] == 1 and 0.1 < programs["other-job"]["cores"] < 1.2
     assert "sh" not in programs
 

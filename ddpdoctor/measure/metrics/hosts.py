@@ -181,23 +181,23 @@ def host_facts(
 
 
 def _other_programs(host: HostTelemetry, logs: Sequence[RankLog]) -> list[ProgramFacts]:
-    """Programs outside of the ranks' process trees that used the most CPU while the steps of the host's ranks (``logs``) ran."""
+    """Programs other than the ranks and their workers that used the most CPU while the steps of the host's ranks (``logs``) ran."""
     times, readings = host.other_programs()
     inside = within(times, time_of_steps(logs))
     used = [
         each for each, counts in zip(readings, inside.tolist(), strict=True) if counts and each is not None
     ]
-    sums: dict[str, list[float]] = {}
+    sums: dict[tuple[str, float | None], list[float]] = {}
     all_cores = (host.header.get("host_facts") or {}).get("cpu_count_logical") or math.inf
     for program in chain.from_iterable(used):
         if not 0 <= program["cores"] <= all_cores:
             continue  # a damaged file
-        total = sums.setdefault(program["name"], [0.0, 0.0])
+        total = sums.setdefault((program["name"], program.get("rank")), [0.0, 0.0])
         total[0] += program["cores"]
         total[1] = max(total[1], program["processes"])
     means = [
-        ProgramFacts(name=name, cores=cores / len(used), processes=most)
-        for name, (cores, most) in sums.items()
+        ProgramFacts(name=name, cores=cores / len(used), processes=most, rank=rank)
+        for (name, rank), (cores, most) in sums.items()
     ]
     large = [each for each in means if each.cores >= MIN_PROGRAM_CORES]
     return sorted(large, key=lambda each: -each.cores)[:MAX_PROGRAMS]

@@ -82,7 +82,7 @@ def test_operators_between_the_phases_of_one_rank_are_one_cause(tmp_path, in_hos
     late = measure(logs, windows_of(traces), {}).facts.late
     assert late.compute is None and late.host.ranks == [1]
     assert late.host.ms_per_step == pytest.approx(HOST_MS, rel=0.03)
-    assert late.host.gap == "between the batch and the forward pass"
+    assert late.host.gap == "between loading the batch and the forward pass"
 
 
 def test_operators_between_the_phases_of_all_ranks(tmp_path):
@@ -96,4 +96,4 @@ def test_operators_between_the_phases_of_all_ranks(tmp_path):
     assert found(facts.late) == {}
     assert facts.shared.outside.ms_per_step == pytest.approx(HOST_MS, rel=0.03)
     assert facts.shared.host.ms_per_step == pytest.approx(HOST_MS / 4, rel=0.2)
-    assert facts.shared.outside.gap == "between the batch and the forward pass"
+    assert facts.shared.outside.gap == "between loading the batch and the forward pass"

@@ -56,5 +56,5 @@ def test_a_lost_trace_leaves_open_what_is_waiting(whole, tmp_path) -> None:
         and "The collectives of 1 of 2 ranks were recorded" in exposed.explanation
     )
     assert found.job.ranks_seen == [0, 1] and words.all_ranks_label(found) == "the recorded rank"
-    assert words.part("comm_transfer", found) == "transfer or waiting"
+    assert words.part("comm_transfer", found) == "communication or waiting"
     assert found.steps.samples_per_s is not None
