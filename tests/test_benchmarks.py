@@ -1,4 +1,4 @@
-"""The benchmarks of ``make bench`` run and print a table. No other test checks the names of hook modules that they use."""
+"""The benchmarks of ``make bench`` run and print a table. No other test checks the names that they use of modules of the package."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
         ("hook_calls", ("--steps", "40"), "beside the training thread"),
         ("hook_overhead", ("--ranks", "1", "--targets-ms", "20", "--seconds", "1"), "times_us"),
         ("watching", ("--ranks", "1", "--seconds", "1"), "us"),
+        ("growth", ("--axis", "ranks of logs", "steps", "--most", "8", "--repetitions", "1"), "slope"),
     ],
 )
 def test_a_benchmark_runs(name: str, arguments: tuple[str, ...], says: str) -> None:

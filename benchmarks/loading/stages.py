@@ -28,7 +28,7 @@ STAGES = {
         "attribution": (flow, "attribute"),
         "prices": (flow, "price_all"),
         "other measures": (driver, "measure"),
-        "judge": (driver, "build_diagnosis"),
+        "judge": (driver, "_diagnosis_of"),
     },
     "opening": {
         "list": (driver, "with_runs_below"),
