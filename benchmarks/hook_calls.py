@@ -35,7 +35,7 @@ NOTHING = "reading the clock"
 WITHOUT = ", without"
 """What a wrapper's name is followed by where it was passed by."""
 COLLECTIVE = "all_reduce"
-ORIGINAL, RECORDED = "original", "recorded"
+ORIGINAL, RECORDED = "original", "slow_path"
 """Variables of the hook's wrappers: what they wrap, and the wrapper for what is not usual."""
 
 
@@ -190,6 +190,8 @@ class Times:
             try:
                 return passed(*args, **kwargs)
             finally:
+                if after[0] < begun[0]:
+                    raise RuntimeError(f"the wrapper of {name} did not call what it wraps where it is timed")
                 taken_ns = before[0] + perf_counter_ns() - after[0]
                 if passed is inner:
                     self.taken[name + WITHOUT].append(taken_ns)

@@ -252,7 +252,7 @@ class LogSourceLines(SourceLines):
             components, chosen, others, wanted, None if main is None else main.gap
         )
         places = ranked(excess_samples(selected, reference, _FEWEST_SAMPLES))
-        if main is not None and not places:
+        if main is not None and others and not places:
             # Another rank may do more of other work in the gap in which these do theirs.
             selected, reference = self._selected_and_reference(components, chosen, others, wanted, None)
             places = ranked(excess_samples(selected, reference, _FEWEST_SAMPLES))
