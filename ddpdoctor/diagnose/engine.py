@@ -12,8 +12,8 @@ from ddpdoctor.diagnose import facts_view, frameworks, rule_texts
 from ddpdoctor.diagnose.conditions import evaluate
 from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Evidence, Finding, Fix, SkippedRule
 from ddpdoctor.diagnose.load import RuleSet
+from ddpdoctor.diagnose.rewording import reworded_for_job
 from ddpdoctor.diagnose.rule import Common, FixText, Rule
-from ddpdoctor.diagnose.rule_texts import reworded_for_job
 from ddpdoctor.diagnose.verdict import RuleHit, order_findings
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.places import Where

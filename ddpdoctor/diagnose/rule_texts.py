@@ -1,5 +1,4 @@
-"""Jinja2 filters and rendering for rule texts: numbers with units, ranks, source lines, frequency. Also rewords texts for a job of two
-ranks, one recorded rank, or unmarked steps."""
+"""Jinja2 filters and rendering for rule texts: numbers with units, ranks, source lines, frequency."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.diagnose.rewording import reworded_for_job
 from ddpdoctor.diagnose.worker_count import WAITS_SHARE, workers
 from ddpdoctor.measure.places import is_own_process, place_in_loop
 from ddpdoctor.nearest import did_you_mean
@@ -297,6 +297,18 @@ def slow_workers(where: Sequence[Mapping[str, Any]], after: str = "") -> str:
     return f"{after}{found['process']} {'is' if found['process'].startswith('worker ') else 'are'} slow{at(found)}"
 
 
+def run_by_all(where: Sequence[Mapping[str, Any]], least: float) -> bool:
+    """Whether the other ranks spend at least the share ``least`` of these ranks' time at the first of the lines."""
+    share = where[0].get("others_share") if where else None
+    return share is not None and share >= least
+
+
+def off_cpu(cost: Mapping[str, Any], most: float) -> bool:
+    """Whether the training threads are running or runnable for less than the share ``most`` of the extra time; False if it is unknown."""
+    awake_ms, late_ms = cost["awake_ms"], cost["late_ms"]
+    return awake_ms is not None and bool(late_ms) and awake_ms < most * late_ms
+
+
 def programs(used: Sequence[Mapping[str, Any]]) -> str:
     """Sentence on the programs, other than the ranks and their workers, that used the most CPU; "" if there is none."""
     starters = ["" if each["rank"] is None else f", started by rank {each['rank']:.0f}" for each in used]
@@ -394,6 +406,7 @@ def _environment() -> jinja2.Environment:
         *(ms, percent, size, number, hours, count, ordinal, since, sentence),
         *(line, call, at, in_forward, often, beside_others),
         *(stopped, condition, all_ranks, others, headroom, preparation, programs, slow_workers),
+        *(run_by_all, off_cpu),
     )
     environment.filters |= {function.__name__: function for function in filters}
     environment.filters |= {function.__name__: in_job(function) for function in (ranks, verb, waiting)}
@@ -437,62 +450,3 @@ def _fill(template: str, names: Mapping[str, Any]) -> str:
 @functools.cache
 def _compile(template: str) -> jinja2.Template:
     return _environment().from_string(template)
-
-
-_OF_ONE_RANK = ((re.compile(r", median rank\b"), ""),)
-_VERBS = {
-    "wait": "waits",
-    "have": "has",
-    "are": "is",
-    "do": "does",
-    "notice": "notices",
-    "need": "needs",
-    "take": "takes",
-}
-_OF_TWO_RANKS = (
-    (
-        re.compile(r"\b([Aa])ll other ranks wait\b"),
-        lambda found: f"{'T' if found[1] == 'A' else 't'}he other rank waits",
-    ),
-    (re.compile(r"\ball others wait\b"), "the other rank waits"),
-    (re.compile(r"\bthe median of the other ranks is\b"), "on the other rank it is"),
-    (re.compile(r"\bmedian of the other ranks\b"), "the other rank"),
-    (
-        re.compile(r"\b(?:than|than on|relative to) the median rank\b"),
-        lambda found: found[0].replace("median", "other"),
-    ),
-    (re.compile(r"\bOther ranks are\b"), "The other rank is"),
-    (re.compile(r"\b(delays?) the others\b"), r"\1 the other rank"),
-    (
-        re.compile(rf"\b([Tt])he other ranks ((?:still |already )?)({'|'.join(_VERBS)})\b"),
-        lambda found: f"{found[1]}he other rank {found[2]}{_VERBS[found[3]]}",
-    ),
-    (re.compile(r"\b([Tt])he other ranks\b"), r"\1he other rank"),
-)
-_OF_ONE_STEP = ((re.compile(r" on average\b"), ""),)
-_OF_RECORDING = (
-    (re.compile(r"\bper step\b"), "in the recording"),
-    (
-        re.compile(r"\b[Aa] step takes\b"),
-        lambda found: f"{'T' if found[0][0] == 'A' else 't'}he recording takes",
-    ),
-    (
-        re.compile(r"\b([Aa]) step would\b"),
-        lambda found: f"{'T' if found[1] == 'A' else 't'}he recording would",
-    ),
-    (re.compile(r"(?<!out )\bof the step\b"), "of the recording"),
-)
-
-
-def reworded_for_job(text: str, names: Mapping[str, Any]) -> str:
-    """``text`` of a rule, worded for many ranks and steps, reworded for a job of two ranks, one recorded rank, one measured step, or a
-    recording without step marks."""
-    job, steps = names.get("job") or {}, names.get("steps") or {}
-    changes: list[tuple[re.Pattern[str], Any]] = []
-    changes += _OF_ONE_RANK if job.get("ranks_seen") == 1 else ()
-    changes += _OF_TWO_RANKS if job.get("world_size") == 2 else ()
-    changes += _OF_ONE_STEP if steps.get("measured") == 1 else ()
-    changes += _OF_RECORDING if steps.get("marked") is False else ()
-    for pattern, instead in changes:
-        text = pattern.sub(instead, text)
-    return text

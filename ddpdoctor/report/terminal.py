@@ -171,8 +171,9 @@ def _effects_below_causes(findings: list[Finding]) -> list[Finding]:
     ordered: list[Finding] = []
     for finding in findings:
         causes = [place for place, each in enumerate(ordered) if each.rule == finding.caused_by]
-        place = causes[-1] + 1 if causes else len(ordered)
-        while causes and place < len(ordered) and ordered[place].caused_by == finding.caused_by:
+        place, above = causes[-1] + 1 if causes else len(ordered), {finding.caused_by}
+        while place < len(ordered) and ordered[place].caused_by in above:
+            above.add(ordered[place].rule)
             place += 1
         ordered.insert(place, finding)
     return ordered

@@ -40,6 +40,11 @@ class Attempt:
         return next((record.attempt_key[0] for record in self.ranks), "")
 
     @property
+    def steps(self) -> int:
+        """Number of steps that it took: the largest of its ranks' numbers."""
+        return max((record.steps for record in self.ranks), default=0)
+
+    @property
     def recorded_bytes(self) -> int:
         """Total bytes of its step logs."""
         return sum(record.recorded_bytes for record in self.ranks)

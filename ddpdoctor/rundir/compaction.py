@@ -47,6 +47,9 @@ _MOST_EVERY = 2**44
 
 STEP_LINE = re.compile(rb'\{"(step|device)": ?(\d{1,16})[,}]')
 """Beginning of the line of a step, or of its device times."""
+STEP_LINES = re.compile(rb'^\{"step": ?(\d{1,16})[,}]', re.MULTILINE)
+"""Beginnings of the lines of steps."""
+_TAIL_BYTES = 64 * 1024
 
 Ranges = list[tuple[int, int]]
 """(first, last) of consecutive numbers; sorted, and not adjacent to each other."""
@@ -80,6 +83,13 @@ def stream_end_of(path: str) -> int:
             return stream_end(source.fileno())
     except OSError:
         return 0
+
+
+def last_step(handle: int) -> int | None:
+    """The number of the last step in an open log; None if there is none near its end. Raises OSError."""
+    size = os.fstat(handle).st_size
+    found = STEP_LINES.findall(os.pread(handle, _TAIL_BYTES, max(0, size - _TAIL_BYTES)))
+    return int(found[-1]) if found else None
 
 
 def stream_shift(handle: int) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,7 +22,7 @@ from typing import Callable, NamedTuple
 
 from . import layout, owned
 from .calls_page import CALLS_PAGE
-from .compaction import DiskBudget, stream_end, stream_end_of, thinned_head
+from .compaction import STEP_LINES, DiskBudget, last_step, stream_end, stream_end_of, thinned_head
 from .compaction import clear as clear_thinned
 from .files import reason_of
 from .handover import add_trouble, copy_documents, copy_stop_files, take_traces
@@ -262,18 +261,11 @@ def _complete_steps(spool: int, rank_fd: int) -> None:
     except FileNotFoundError:
         return
     try:
-        known = _last_step(out)
+        known = last_step(out)
         first, times_ns = unwritten_steps(page, 0 if known is None else known + 1)
         _append(out, brief_lines(first, times_ns).encode(), whole=True)
     finally:
         os.close(out)
-
-
-def _last_step(out: int) -> int | None:
-    """The number of the last step in an open log; None if there is none near its end."""
-    size = os.fstat(out).st_size
-    found = _STEP.findall(os.pread(out, _TAIL_BYTES, max(0, size - _TAIL_BYTES)))
-    return int(found[-1]) if found else None
 
 
 def _append(out: int, data: bytes, whole: bool = False) -> None:
@@ -304,8 +296,6 @@ def _clear(spool: int) -> None:
             os.unlink(name, dir_fd=spool)
 
 
-_STEP = re.compile(rb'^\{"step": ?(\d{1,16})[,}]', re.MULTILINE)
-_TAIL_BYTES = 64 * 1024
 _LINE_BYTES = 64 * 1024
 _MOST_FILLED_BYTES = 1024 * 1024
 _LOST_REASON = "their memory was removed before it was copied, as cleaners of /dev/shm do, or systemd at a logout (RemoveIPC)"
@@ -335,7 +325,7 @@ def _note(words: str, size: int) -> bytes:
 
 def _lost_steps(out: int, data: bytes) -> str:
     """The steps missing between the end of the open file and ``data``, as text; "" if none."""
-    before, after = _last_step(out), _STEP.search(data)
+    before, after = last_step(out), STEP_LINES.search(data)
     first, last = 0 if before is None else before + 1, int(after[1]) - 1 if after else -1
     if after is None:
         return f"Steps from {first} on were lost"

@@ -22,7 +22,7 @@ STEPS_SCHEMA = "ddpdoctor.steps/2"
 MEMORY_SCHEMA = "ddpdoctor.memory/1"
 TELEMETRY_SCHEMA = "ddpdoctor.telemetry/2"
 MIN_PROGRAM_CORES, MAX_PROGRAMS = 0.1, 3
-"""Programs outside of a job that are recorded and reported: the largest few, above this CPU use."""
+"""Programs other than the ranks and their workers that are recorded and reported: the largest few, above this CPU use."""
 
 MANIFEST_FILE = "manifest.json"
 RANK_FILE = "rank.json"

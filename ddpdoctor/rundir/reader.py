@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Callable
 
 from . import layout
 from .attempts import attempts_of, starts_of
-from .compaction import stream_end_of, stream_shift
+from .compaction import STEP_LINES, last_step, stream_end_of, stream_shift
 from .draining import spools_of
 from .files import folders_in, is_regular, parsed, read_json, reading, reason_of, unreadable
 from .notes import Note, NoteCode
@@ -126,8 +126,30 @@ class RankRecord:
     @property
     def recorded_bytes(self) -> int:
         """Bytes of the step log before thinning, by which recordings of the same rank are compared."""
-        size = stream_end_of(os.path.join(self.path, layout.STEPS_FILE))
-        return size + (0 if self.spool is None else len(uncopied_bytes(self.spool, layout.STEPS_FILE, size)))
+        return self._copied_bytes + len(self._uncopied)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that the rank has taken in this recording, from the end of its step log; 0 if none is there."""
+        if found := STEP_LINES.findall(self._uncopied):
+            return int(found[-1]) + 1
+        try:
+            with reading(os.path.join(self.path, layout.STEPS_FILE)) as source:
+                last = last_step(source.fileno())
+        except OSError:
+            return 0
+        return 0 if last is None else last + 1
+
+    @property
+    def _copied_bytes(self) -> int:
+        return stream_end_of(os.path.join(self.path, layout.STEPS_FILE))
+
+    @property
+    def _uncopied(self) -> bytes:
+        """The end of the step log that is only in the spool."""
+        return (
+            b"" if self.spool is None else uncopied_bytes(self.spool, layout.STEPS_FILE, self._copied_bytes)
+        )
 
 
 def _skip_line(source: BinaryIO) -> bytes:
@@ -151,7 +173,7 @@ class UnknownAttemptError(ValueError):
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A recorded run. ``ranks`` holds one recording per rank: of the requested attempt, or of the one that recorded most."""
+    """A recorded run. ``ranks`` holds one recording per rank: of the requested attempt, or of the one with the most steps."""
 
     path: str
     manifest: dict[str, Any]
@@ -343,12 +365,12 @@ def _choose(
     records: list[RankRecord], of_job: list[RankRecord], number: int | None, notes: list[Note]
 ) -> list[RankRecord]:
     """Choose one recording per rank from a run directory's ``records``: those of attempt ``number`` (from 1) of the recordings
-    ``of_job``, or of the attempt that recorded most. Adds a note about the choice."""
+    ``of_job``, or of the attempt with the most steps. Adds a note about the choice."""
     attempts = attempts_of(of_job)
     if number is not None and not 1 <= number <= len(attempts):
         raise UnknownAttemptError(number, len(attempts))
     if attempts:
-        longest = max(attempts, key=lambda attempt: (attempt.recorded_bytes, attempt.started_ns or 0))
+        longest = max(attempts, key=lambda each: (each.steps, each.recorded_bytes, each.started_ns or 0))
         place = attempts.index(longest) + 1 if number is None else number
         counted = {record.path for attempt in attempts for record in attempt.ranks}
         paths = {record.path for record in attempts[place - 1].ranks}

@@ -22,27 +22,42 @@ SHORT_LIMIT_BYTES = 8 * SHORT_SEGMENT_BYTES
 """Limit of one rank if less is free: enough for three streams and the data of a second."""
 KEPT_FREE_SHARE = 1 / 64
 """Share of the storage that is never used, because data loader workers crash without it."""
+UNNAMED_BYTES = 1024 * 1024
+"""Size of a segment of a removed spool: more than a rank writes until its writer thread restores the spool."""
+_NO_FILE = (0, 0)
+"""No file has this identity."""
 _POSITION_DIGITS = 18
 """Upper limit of the digits of a position; no stream is that long."""
 
 
 class Segment:
     """A segment of a stream: a file of fixed size in memory, written without a system call. Unused bytes are NUL, which no line
-    contains. All are allocated at once: if a mapped page finds no storage when it is first written, the process is killed."""
+    contains. All are allocated at once: if a mapped page finds no storage when it is first written, the process is killed.
+
+    While the spool is removed, a segment is memory of the process, without a file."""
 
     __slots__ = ("_file", "_handle", "_named", "_saved", "memory", "name", "size", "start", "used")
 
-    def __init__(self, name: str, folder: int, start: int, size: int) -> None:
-        """Raises OSError if storage is short."""
+    def __init__(self, name: str, folder: int | None, start: int, size: int) -> None:
+        """``folder``: descriptor of the spool; None if it was removed. Raises OSError if storage is short."""
         self.name, self.start, self.size, self.used = name, start, size, 0
         """``start``: position of its first byte in the stream; ``size``: its capacity in bytes; ``used``: bytes in use."""
+        self._saved: int | None = None
+        if folder is None:
+            self._file: tuple[int, int] | None = None
+            self._named: tuple[int, int] | None = _NO_FILE
+            self._handle = -1
+            self.memory = mmap.mmap(-1, size)
+        else:
+            self._create_file(name, folder, size)
+
+    def _create_file(self, name: str, folder: int, size: int) -> None:
         handle = open_file(name, folder, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             missing = size
             while missing:
                 missing -= os.write(handle, bytes(missing))
             self._file = self._named = file_identity(handle)
-            self._saved: int | None = None
             next_free = os.dup(handle)
             os.close(next_free)
             self.memory = mmap.mmap(handle, size)
@@ -60,6 +75,11 @@ class Segment:
             return likely
         listing = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
         return next((int(name) for name in os.listdir(listing) if file_identity(int(name)) == self._file), -1)
+
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether no file has its content, because the spool was removed."""
+        return self._named == _NO_FILE
 
     def is_in(self, folder: int) -> bool:
         """Whether a file in ``folder`` still has its content, according to the file's metadata."""

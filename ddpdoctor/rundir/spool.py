@@ -41,7 +41,7 @@ from . import layout
 from .layout import WORKERS_FILE, run_id
 from .liveness import WRITER_FILE, WRITER_FILES, WriterMark, boot_id, pid_namespace
 from .owned import encoded, identity_of, make_private_folder, open_file, private_folder, replace_file
-from .segments import LEAST_FREE_SHARE, Segment, room_for_segment
+from .segments import LEAST_FREE_SHARE, UNNAMED_BYTES, Segment, room_for_segment
 
 _SHM = "/dev/shm"
 RETRY_S = 1.0
@@ -209,8 +209,15 @@ class Spool:
         except OSError as error:
             if self.is_from_job_handler(error):
                 raise
-            self._no_room_until_s = time.monotonic() + RETRY_S
-            raise self._reason(error) from error
+            if not isinstance(error, FileNotFoundError) or full is None or full.is_unnamed:
+                self._no_room_until_s = time.monotonic() + RETRY_S
+                raise self._reason(error) from error
+            # The spool was removed. ``restore`` will save this segment, or the next one its bytes.
+            unsaved = full.memory[: full.used]
+            segment = Segment(full.name, None, full.start, max(UNNAMED_BYTES, len(unsaved) + least))
+            segment.memory[: len(unsaved)] = unsaved
+            segment.used = len(unsaved)
+            self._streams[stream] = segment
         if full is not None:
             full.close()
         return segment

@@ -165,7 +165,7 @@ TELEMETRY_SAMPLE: Mapping[str, Check] = {
         and all(name.isdecimal() and len(name) < 9 for name in value)
         and all(map(_RANK_USE, value.values()))
     ),
-    "others": _list_of(_object_with(name=_text, **_each(_number, "cores processes rank"))),
+    "others": _list_of(_object_with(name=_text, **_each(_number, "cores processes"), rank=_ranks)),
     "gpus": _list_of(
         lambda value: (
             isinstance(value, dict) and _count(value.get("index")) and not invalid_fields(value, _GPU)

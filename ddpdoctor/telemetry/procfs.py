@@ -213,12 +213,9 @@ def stat_fields(pid: int) -> list[str]:
     return name_and_fields(pid)[1]
 
 
-def command_of(pid: int) -> bytes:
-    """A process's command with its arguments, as in /proc/PID/cmdline; empty if it is gone or not readable."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+def command_of(pid: int) -> str:
+    """A process's command with its arguments, as in /proc/PID/cmdline; "" if it is gone or not readable."""
+    return _text(Path(f"/proc/{pid}/cmdline"))
 
 
 def name_and_fields(pid: int) -> tuple[str, list[str]]:

@@ -74,6 +74,7 @@ class ProcessTreeSampler:
         self._parents: dict[int, int] = {}
         self._started_since: set[int] = set()
         self._of_ranks: dict[int, int] = {}
+        """Process of a rank's tree → the rank, in the newest sample."""
         self._others: dict[int, tuple[int, float]] = {}
         self._others_s: float | None = None
 
@@ -97,11 +98,11 @@ class ProcessTreeSampler:
         now_s, before, before_s = time.monotonic(), self._others, self._others_s
         if before_s is not None and now_s - before_s < _LEAST_BETWEEN_S:
             return None
+        of_job = self._ranks_and_workers()
         outside = [
             pid
             for pid, parent in self._parents.items()
-            if (pid not in self._of_ranks or self._is_own_program(pid))
-            and _KERNEL_THREADS not in (pid, parent)
+            if pid not in of_job and _KERNEL_THREADS not in (pid, parent)
         ]
         self._others, self._others_s = {}, now_s if outside else None
         if len(outside) > _MOST_PROCESSES:
@@ -130,10 +131,14 @@ class ProcessTreeSampler:
             if sum(cores[name, rank]) >= MIN_PROGRAM_CORES
         ]
 
-    def _is_own_program(self, pid: int) -> bool:
-        """Whether a process of a rank's tree is neither the rank nor a worker: it runs another command, and not one of multiprocessing."""
-        command, of_rank = (command_of(each) for each in (pid, self._ranks[self._of_ranks[pid]].pid))
-        return command not in (b"", of_rank) and b"multiprocessing" not in command
+    def _ranks_and_workers(self) -> set[int]:
+        """The processes of the ranks' trees that run the rank's command, as forked workers do, or one of multiprocessing."""
+        commands = {rank: command_of(state.pid) for rank, state in self._ranks.items()}
+        return {
+            pid
+            for pid, rank in self._of_ranks.items()
+            if (command := command_of(pid)) in ("", commands[rank]) or "multiprocessing" in command
+        }
 
     def _children(self, ranks: Set[int]) -> dict[int, list[int]]:
         """Children by parent. Ranks are not counted as children: Lightning's first rank is the parent of other ranks."""

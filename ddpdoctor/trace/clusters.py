@@ -196,7 +196,9 @@ def _connect_ray(address: str | None, workers: int | None) -> None:
             _start_ray(workers, quiet)
     except Exception as error:  # Ray raises Exception itself if its processes do not start within 30 s
         where = named or "this machine"
-        raise DdpDoctorError(f"There is no Ray cluster at {where}: {str(error).splitlines()[0]}") from error
+        raise DdpDoctorError(
+            f"There is no Ray cluster at {where}: {(str(error) or repr(error)).splitlines()[0]}"
+        ) from error
 
 
 def _start_ray(workers: int | None, quiet: dict[str, Any]) -> None:

@@ -294,6 +294,18 @@ def test_the_table_says_what_its_arrow_means_and_how_to_see_more():
     assert "↳" not in shown(replace(unhealthy, findings=[first]), verbose=True)
 
 
+def test_effects_stand_below_their_cause_and_theirs_below_them():
+    unhealthy = samples.unhealthy()
+    causes = {"a/one": None, "a/two": None, "b/of-one": "a/one", "b/of-that": "b/of-one", "c/of-one": "a/one"}
+    first = unhealthy.findings[0]
+    findings = [replace(first, rule=rule, caused_by=cause) for rule, cause in causes.items()]
+    text = shown(replace(unhealthy, findings=findings), verbose=True)
+    rows = [
+        line.removeprefix("↳ ").split()[0] for line in text.splitlines() if "/" in line.split("  ")[0][:6]
+    ]
+    assert rows[:5] == ["a/one", "b/of-one", "b/of-that", "c/of-one", "a/two"]
+
+
 def test_the_parts_of_a_run_add_up():
     run = {
         "wall_s": 10.7,

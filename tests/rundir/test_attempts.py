@@ -89,6 +89,17 @@ def test_run_directories_of_two_hosts_are_of_the_same_attempt(tmp_path: Path) ->
     assert [names(run) for run in RunDirectory.open_all(both, 2)] == [["00000.1"], ["00001.1"]]
 
 
+def test_the_attempt_with_the_most_steps_may_have_the_shorter_log(tmp_path: Path) -> None:
+    """Other lines than those of steps, as of saved checkpoints, make a log longer, too."""
+    recorded(tmp_path, 0, 0, steps=20)
+    record = recorded(tmp_path, 0, 1, start_s=100, steps=10)
+    with (Path(record.path) / "steps.jsonl").open("a") as log:
+        log.write(f'{{"note": "{"x" * 5000}"}}\n')
+    opened = RunDirectory.open(str(tmp_path))
+    assert names(opened) == ["00000"] and record.steps == 10
+    assert any("attempt 1 of 2 are measured, the one with the most steps" in str(n) for n in opened.notes)
+
+
 def test_a_host_that_left_no_recording_of_an_attempt(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     recorded(a, 0, 0, steps=90)

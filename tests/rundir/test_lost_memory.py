@@ -112,6 +112,25 @@ def test_a_spool_that_is_removed_is_made_again_with_what_it_holds(
     assert os.listdir(rank.run / "ranks") == ["00000"], "it is the same recording"
 
 
+@pytest.mark.parametrize("remove", [remove_root, remove_spool])
+def test_a_removed_spool_takes_no_step_that_follows(rank: Rank, remove: Callable[[Rank], None]) -> None:
+    """The rank fills several segments before its writer thread notices."""
+    rank.take(20)
+    rank.copy()
+    remove(rank)
+    rank.take(2000)
+    assert rank.spool.restore() and not rank.lost
+    rank.take(2000)
+    rank.copy()
+    assert rank.steps() == list(range(4020)) and not rank.notes() and not rank.lost
+    remove(rank)
+    rank.take(20_000)
+    assert rank.spool.restore() and rank.lost, "no more memory than one segment of a removed spool"
+    rank.take(20)
+    rank.copy()
+    assert rank.steps() == [step for step in range(rank.step) if step not in {*rank.lost}]
+
+
 def test_what_was_lost_is_said_in_its_place(rank: Rank) -> None:
     """Full segments that were removed before they were copied: nobody has their memory any more."""
     rank.take(20)

@@ -14,6 +14,7 @@ import pytest
 
 from ddpdoctor.telemetry import HOST_FIELDS, RANK_FIELDS, HostSampler, ProcessTreeSampler
 from ddpdoctor.telemetry.host import Cgroup, numa_nodes, rate
+from tests.waiting import until
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -115,8 +116,7 @@ def test_programs_outside_of_the_job_that_compute_are_named(tmp_path):
         subprocess.Popen(["/bin/sh", "-c", f"{child} -c '{spin}' & {spin}"]) as rank,
     ):
         try:
-            while not any(each.name() == "child" for each in psutil.Process(rank.pid).children()):
-                time.sleep(0.01)
+            until(lambda: "child" in [each.name() for each in psutil.Process(rank.pid).children()])
             sampler = ProcessTreeSampler(lambda: {0: rank.pid})
             sampler.sample()
             assert sampler.other_programs() is None, "no rate from one reading"

@@ -136,7 +136,8 @@ def _are_starved(scheduled: _Scheduled, whole: Array, step_ns: float) -> Mask:
 
 
 def _explainable_excess(comparison: Comparison, scheduled: _Scheduled) -> Array:
-    """[cycles, R, C] the excess that CPU contention can explain: all in the phases, and the same part of each kind of other work."""
+    """[cycles, R, C] the excess that CPU contention can explain: all in the phases, each kind of other work up to the same proportion, and
+    more of the host work if the rank's wait is long enough."""
     mean, more = comparison.work.mean(axis=0), comparison.excess.mean(axis=0)
     usual = np.clip(mean - more, 0, None)
     slower = more[:, _PHASES].sum(axis=1) / np.maximum(usual[:, _PHASES].sum(axis=1), 1.0)

@@ -248,14 +248,17 @@ class LogSourceLines(SourceLines):
         chosen, others = chosen_and_others(positions, len(self.logs))
         wanted = {int(step) for step in steps}
         main = self.main_gap(components, positions, steps)
-        selected, reference = self._selected_and_reference(
-            components, chosen, others, wanted, None if main is None else main.gap
-        )
-        places = ranked(excess_samples(selected, reference, _FEWEST_SAMPLES))
-        if main is not None and others and not places:
-            # Another rank may do more of other work in the gap in which these do theirs.
-            selected, reference = self._selected_and_reference(components, chosen, others, wanted, None)
+        gaps = [None if main is None else main.gap]
+        if others and gaps != [None]:
+            gaps.append(None)  # another rank may do more of other work in the gap in which these do theirs
+        for gap in gaps:
+            selected, reference = (self._count(some, components, wanted, gap) for some in (chosen, others))
+            if Component.HOST in components and not others:
+                each = [self._count([position], components, wanted, gap) for position in chosen]
+                selected = common_counts(selected, each)
             places = ranked(excess_samples(selected, reference, _FEWEST_SAMPLES))
+            if places:
+                break
         training = self._training_calls if Component.HOST in components else frozenset[CodeLine]()
         elsewhere = [each for each in places if each.stack[0] not in training]
         on_device = any(log.on_device_time for log in self.logs)
@@ -277,22 +280,6 @@ class LogSourceLines(SourceLines):
                 )
             )
         return found
-
-    def _selected_and_reference(
-        self,
-        components: Sequence[Component],
-        chosen: Sequence[int],
-        others: Sequence[int],
-        wanted: set[int],
-        gap: Gap | None,
-    ) -> tuple[SampleCounts, SampleCounts]:
-        """Samples of the chosen ranks (of host work of all ranks: what they have in common), and those of the others."""
-        selected = self._count(chosen, components, wanted, gap)
-        if Component.HOST in components and not others:
-            selected = common_counts(
-                selected, [self._count([each], components, wanted, gap) for each in chosen]
-            )
-        return selected, self._count(others, components, wanted, gap)
 
     def _count(
         self, positions: Sequence[int], components: Sequence[Component], wanted: set[int], gap: Gap | None

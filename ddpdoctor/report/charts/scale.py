@@ -14,7 +14,7 @@ Numbers = Sequence[float | None]
 NEGLIGIBLE = 1e-200
 """Smaller absolute values are drawn as 0. No measured value is that small, and computing with it could overflow."""
 _INDEX_TICKS = 5
-"""About as many ticks has an axis of step numbers."""
+"""Approximate number of ticks on an axis of step numbers."""
 
 
 class Tick(msgspec.Struct, frozen=True):
