@@ -124,7 +124,7 @@ def diagnose(
             if finding is None:
                 outcome.checked.append(CheckedRule(rule.id, rule.question))
             else:
-                hits.append(RuleHit(finding, rule, run.cost, run.informs))
+                hits.append(RuleHit(finding, rule, run.cost, named, run.informs))
                 outcome.headlines[rule.id] = run.headline
     outcome.findings.extend(order_findings(hits, context, base, outcome.errors))
     hit_of = {entry.rule.id: entry for entry in hits}
@@ -177,6 +177,8 @@ def _without_reported_ranks(
     return tree | {group: tree[group] | {name: [rank for rank in ranks if rank not in reported]}}
 
 
+_SAME_STEP = 1.02
+"""Mean steps up to this ratio count as the same."""
 _Candidate = tuple[dict[str, Any] | None, str | None]
 """A cost and its path in the facts. The cost is None if the rule has none; the path is None if the cost is not a fact."""
 
@@ -403,7 +405,8 @@ class _Run:
         cost = self.cost
         if mean_ms is None or not cost or not cost["share"] or cost["persistence"] == "always":
             return mean_ms
-        return float(max(mean_ms, cost["ms_per_step"] / cost["share"]))
+        whole_ms = float(cost["ms_per_step"] / cost["share"])
+        return whole_ms if whole_ms > _SAME_STEP * mean_ms else mean_ms
 
     def _explanation(self, names: dict[str, Any]) -> str:
         short = self.common.short_window if self._is_from_short_window() else None

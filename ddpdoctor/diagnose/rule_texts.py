@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.diagnose.rewording import reworded_for_job
 from ddpdoctor.diagnose.worker_count import WAITS_SHARE, workers
-from ddpdoctor.measure.places import is_own_process, place_in_loop
+from ddpdoctor.measure.places import function_name, is_own_process, place_in_loop
 from ddpdoctor.nearest import did_you_mean
 from ddpdoctor.plain import plain
 from ddpdoctor.rundir import ranks_in_words, tensors_in_words
@@ -157,7 +157,7 @@ def line(where: Any) -> str:
     where = _first_own_line(where)
     if not isinstance(where, Mapping):
         return ""
-    function = _COMPREHENSION.sub("", where.get("function") or "")
+    function = function_name(where.get("function") or "")
     inside = f" in {function}" if function and function != "<module>" else ""
     return f"{file_and_line(where)}{inside}"
 
@@ -171,10 +171,6 @@ def _lines_of_ranks(where: Any) -> list[Mapping[str, Any]]:
 def _preposition(where: Any) -> str:
     where = _first_own_line(where)
     return "just before" if isinstance(where, Mapping) and where.get("follows") else "at"
-
-
-_COMPREHENSION = re.compile(r"(?:\.<locals>\.<(?:genexpr|\w+comp)>)+$")
-"""Suffix that a generator expression or comprehension adds to its function's name."""
 
 
 def _first_own_line(where: Any) -> Any:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 ANY = "*"
-"""As an effect's rule: any finding that has a cost and is at least a warning."""
+"""As an effect's rule: any finding that has a cost. An info finding explains only info findings."""
 
 BOUND_DISCOUNT = 4.0
 """A bound precedes a measured cost if it is more than this multiple of it."""
@@ -41,6 +41,8 @@ class RuleHit(msgspec.Struct, frozen=True):
     finding: Finding
     rule: Rule
     cost: dict[str, Any] | None
+    thresholds: Mapping[str, float]
+    """By name: those of the rule and the common ones."""
     informs: bool = False
     """Whether the rule's ``informs_when`` holds."""
 
@@ -140,7 +142,8 @@ def _loss(finding: Finding, run: Mapping[str, Any], thresholds: Mapping[str, flo
 
 def _explains(effect: Effect, cause: RuleHit, entry: RuleHit, context: Mapping[str, Any]) -> bool:
     if effect.rule == ANY:
-        if cause.finding.severity == "info" or cause.finding.costs_ms_per_step is None:
+        is_weaker = cause.finding.severity == "info" and entry.finding.severity != "info"
+        if is_weaker or cause.finding.costs_ms_per_step is None:
             return False
     elif effect.rule != cause.rule.id:
         return False
@@ -152,6 +155,7 @@ def _explains(effect: Effect, cause: RuleHit, entry: RuleHit, context: Mapping[s
     if effect.when is None:
         return True
     names = dict(context) | {"cost": facts_view.as_cel(entry.cost), "cause": facts_view.as_cel(cause.cost)}
+    names["t"] = facts_view.as_cel(entry.thresholds)
     return evaluate(effect.when, names) is True
 
 

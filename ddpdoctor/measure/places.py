@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -23,6 +24,15 @@ class CodeLine(msgspec.Struct, frozen=True):
 Stack = tuple[CodeLine, ...]
 """Lines of the user's program, each called by the next; the innermost first. A framework's function that runs the training loop and
 calls the user's hooks may be among them."""
+
+
+def function_name(qualified: str) -> str:
+    """A function's qualified name as reports show it: ``Trainer.fit.<lambda>`` for ``Trainer.fit.<locals>.<lambda>``, and a comprehension as
+    part of its function."""
+    return _COMPREHENSIONS.sub("", qualified).replace(".<locals>", "")
+
+
+_COMPREHENSIONS = re.compile(r"(?:\.<locals>\.<(?:genexpr|\w+comp)>)+$")
 
 
 def own_process(rank: int) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Evidence, Finding, Fix
 from ddpdoctor.diagnose.rule_texts import THIS_WORK
-from ddpdoctor.measure.places import CodeLine, Where, is_own_process
+from ddpdoctor.measure.places import CodeLine, Where, function_name, is_own_process
 from ddpdoctor.report import words
 from ddpdoctor.rundir import parsed_python
 
@@ -231,7 +231,7 @@ def place(where: CodeLine) -> Place:
     suffix = f":{where.line}" if where.line > 0 else ""
     short, full = f"{name}{suffix}", f"{where.file}{suffix}"
     if not isinstance(where, Where):
-        return Place(short, full, where.function, "")
+        return Place(short, full, function_name(where.function), "")
     # A share of 100 % is not shown.
     share = "" if where.share is None or where.share > 0.995 else words.percent(where.share)
     lines = list(enumerate(where.text.lines, where.text.first_line)) if where.text else []
@@ -243,13 +243,13 @@ def place(where: CodeLine) -> Place:
     inside = (
         ""
         if where.inside is None or where.follows
-        else f"{place(where.inside).short} {where.inside.function}".rstrip()
+        else f"{place(where.inside).short} {function_name(where.inside.function)}".rstrip()
     )
     samples = "" if where.samples is None else words.count(where.samples, "sample")
     return Place(
         short,
         full,
-        where.function,
+        function_name(where.function),
         share,
         callers,
         f"and {words.count(where.more_callers, 'more place')}"

@@ -214,7 +214,7 @@ _MIN_OTHER_SHARE = 0.005
 
 def run_line(diagnosis: Diagnosis) -> str:
     """One line on the wall time of the run: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %
-    (400 steps × median undisturbed step of 19.5 ms / wall time)". Empty if the launcher's start and end are unknown."""
+    (400 steps at their undisturbed length / wall time)". Empty if the launcher's start and end are unknown."""
     parts_s = words.run_parts(diagnosis, _MIN_PART_SHARE, _MIN_OTHER_SHARE)
     if not parts_s:
         return ""
@@ -228,21 +228,15 @@ def run_line(diagnosis: Diagnosis) -> str:
     share = (
         ""
         if goodput is None
-        else f"; goodput {words.percent(goodput)} ({goodput_formula(diagnosis, goodput)})"
+        else f"; goodput {words.percent(goodput)} ({goodput_formula(diagnosis)})"
     )
     return f"Run: {words.seconds(words.number_fact(diagnosis, 'run.wall_s'))} = {shown}{share}"
 
 
-def goodput_formula(diagnosis: Diagnosis, goodput: float) -> str:
-    """How the goodput was calculated: "243 steps × median undisturbed step of 21.6 ms / wall time". The step time is the one that the
-    calculation used: the median of ordinary steps, or their mean if that is lower."""
-    wall_s, steps = words.number_fact(diagnosis, "run.wall_s"), _useful_steps(diagnosis)
-    if words.lookup(diagnosis.facts, "run.trainings"):
-        return "number of steps × median undisturbed step of each training / wall time"
-    if not steps or not wall_s or not 0.0 < goodput < 1.0:
-        return "number of steps × median undisturbed step / wall time"
-    step = words.milliseconds(1e3 * goodput * wall_s / steps)
-    return f"{words.count(steps, 'step')} × median undisturbed step of {step} / wall time"
+def goodput_formula(diagnosis: Diagnosis) -> str:
+    """How the goodput was calculated: "243 steps at their undisturbed length / wall time"."""
+    steps = _useful_steps(diagnosis)
+    return f"{words.count(steps, 'step') if steps else 'steps'} at their undisturbed length / wall time"
 
 
 def _useful_steps(diagnosis: Diagnosis) -> int:

@@ -144,15 +144,16 @@ def attempts_table(diagnosis: Diagnosis) -> Table | None:
             words.milliseconds(each.step_ms),
             words.ABSENT
             if each.checkpoint_step is None
-            # Without a known first step, it is the number in the attempt.
-            else f"{'its ' if each.first_step is None else ''}step {(each.first_step or 0) + each.checkpoint_step:,}",
+            else f"after {words.count(each.checkpoint_step + 1, 'step')}"
+            if each.first_step is None
+            else f"step {each.first_step + each.checkpoint_step:,}",
             (each.ended or "unknown") + (f" at {place(each.where[0]).short}" if each.where else ""),
-            _first_finding_of_attempt(diagnosis, each, is_last=each is shown[-1]),
+            _first_finding(diagnosis, each),
         ]
         for each in shown
     ]
-    columns = ["attempt", "since launch", "ranks", "steps", "median step", "last checkpoint", "how it ended"]
-    return Table(title, [*columns, "first finding"], rows)
+    columns = ["attempt", "since launch", "ranks", "steps", "median step", "last checkpoint", "how it ended", "finding"]
+    return Table(title, columns, rows)
 
 
 def trainings_table(diagnosis: Diagnosis) -> Table | None:
@@ -172,24 +173,8 @@ def trainings_table(diagnosis: Diagnosis) -> Table | None:
         ]
         for each in shown
     ]
-    columns = ["training", "model", "parameters", "steps", "time", "median step", "first finding"]
+    columns = ["training", "model", "parameters", "steps", "time", "median step", "finding"]
     return Table(title, columns, rows)
-
-
-def _first_finding_of_attempt(diagnosis: Diagnosis, each: AttemptFacts, *, is_last: bool) -> str:
-    """The first finding on an attempt. Findings of ``hang/`` concern the end of the last attempt. Of an earlier one that failed, the end
-    comes first, and then the finding on its steps."""
-    rules = [finding.rule for finding in diagnosis.findings]
-    ends = [rule for rule in rules if rule.startswith("hang/")]
-    if is_last and ends:
-        return ends[0]
-    if each.is_measured:
-        found = next((rule for rule in rules if rule not in ends), "none")
-    else:
-        found = _first_finding(diagnosis, each)
-    return (
-        f"see how it ended; then {found}" if each.ranks and found not in ("none", "not diagnosed") else found
-    )
 
 
 def _steps(first: int, count: int) -> str:
@@ -197,8 +182,10 @@ def _steps(first: int, count: int) -> str:
 
 
 def _first_finding(diagnosis: Diagnosis, each: AttemptFacts | TrainingFacts) -> str:
+    """The first finding on its steps, not on how it ended."""
     if each.is_measured:
-        return diagnosis.findings[0].rule if diagnosis.findings else "none"
+        rules = (finding.rule for finding in diagnosis.findings)
+        return next((rule for rule in rules if not rule.startswith(("hang/", "run/restarts"))), "none")
     return "not diagnosed" if each.finding is None else each.finding or "none"
 
 
@@ -296,7 +283,7 @@ def stacks(diagnosis: Diagnosis) -> list[Stack]:
     return [
         Stack(
             f"Rank {each.rank}{', at fault' if each.guilty else ''}",
-            [f"{line.file}:{line.line} {line.function}" for line in each.stack[:FRAMES]],
+            [f"{line.file}:{line.line} {function_name(line.function)}" for line in each.stack[:FRAMES]],
         )
         for each in _guilty_first(diagnosis.standing, HUNG_ROWS)
         if each.stack

@@ -112,6 +112,8 @@ def print_terminal(
         _print_breakdown(diagnosis, console)
     if diagnosis.findings:
         _print_findings(diagnosis, console, MAX_LISTED if verbose else FINDINGS)
+        if not verbose:
+            _print_unexplained(diagnosis, console)
     _print_hang(diagnosis, console, verbose)
     _print_rows(console, attempts_table(diagnosis))
     _print_rows(console, trainings_table(diagnosis))
@@ -164,6 +166,18 @@ def _print_findings(diagnosis: Diagnosis, console: Console, max_rows: int) -> No
         print_line(
             console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim"
         )
+
+
+def _print_unexplained(diagnosis: Diagnosis, console: Console) -> None:
+    """Print the title and first fix of each listed finding that is neither explained below nor an effect of another one."""
+    explained = [finding.rule for finding in explained_findings(diagnosis)]
+    for finding in diagnosis.findings[:FINDINGS]:
+        if finding.caused_by or finding.rule in explained:
+            continue
+        text = Text.assemble((finding.rule, SEVERITY_STYLES.get(finding.severity, "")), f": {finding.title}")
+        for fix in finding.fixes[:1]:
+            text.append(f". {words.fix_label(fix)}: {fix.title}")
+        print_wrapped(console, Text(plain(text.plain), spans=text.spans))
 
 
 def _effects_below_causes(findings: list[Finding]) -> list[Finding]:

@@ -277,6 +277,16 @@ def test_a_condition_decides_whether_a_cause_explains_the_effect() -> None:
     assert [finding.caused_by for finding in outcome.findings] == [None, None]
 
 
+def test_the_condition_of_an_effect_reads_the_thresholds_of_its_rule() -> None:
+    at_least = {"rule": "a/cause", "when": "cause.ms_per_step >= t.least_ms"}
+    for least_ms, cause in ((1.0, "a/cause"), (1000.0, None)):
+        thresholds = {"least_ms": {"value": least_ms, "source": "chosen for this test"}}
+        effect = rule("a/effect", costs="shared.data", effect_of=[at_least], thresholds=thresholds)
+        outcome = run(effect, rule("a/cause", costs="late.data"))
+        assert {each.rule: each.caused_by for each in outcome.findings}["a/effect"] == cause
+        assert not outcome.errors
+
+
 def test_rules_that_blame_each_other_do_not_both_vanish() -> None:
     outcome = run(
         rule("a/one", costs="shared.data", effect_of=["a/two"]),
@@ -288,6 +298,8 @@ def test_rules_that_blame_each_other_do_not_both_vanish() -> None:
 def test_any_finding_explains_what_names_a_star_but_notes_do_not() -> None:
     star = rule("a/star", severity="warning", effect_of=["*"])
     assert run(star, rule("a/note", costs_ms="2.0")).findings[0].caused_by is None
+    noted = run(rule("a/star", severity="info", effect_of=["*"]), rule("a/note", costs_ms="2.0"))
+    assert {each.rule: each.caused_by for each in noted.findings} == {"a/note": None, "a/star": "a/note"}
     assert run(star, rule("a/cause", costs="late.data")).findings[1].caused_by == "a/cause"
 
 

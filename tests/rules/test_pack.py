@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -11,10 +12,15 @@ import msgspec
 import pytest
 
 from ddpdoctor.diagnose import facts_view
-from ddpdoctor.diagnose.load import load_rules, packaged_folder
+from ddpdoctor.diagnose.diagnosis import Coverage
+from ddpdoctor.diagnose.engine import diagnose
+from ddpdoctor.diagnose.load import RuleSet, load_rules, packaged_folder
 from ddpdoctor.diagnose.rule import Rule
 from ddpdoctor.diagnose.selftest import outcome_of, run_tests, with_cost_shares
+from ddpdoctor.diagnose.verdict import ANY
+from ddpdoctor.measure.facts import Facts
 from ddpdoctor.measure.taxonomy import LateCause, SharedCause
+from tests.diagnose.ruled import rule as stub
 
 PACK = load_rules(entry_points=False)
 RULES = list(PACK.rules.values())
@@ -112,6 +118,19 @@ def test_no_snippet_s_own_code_has_the_name_of_a_fact(rule: Rule) -> None:
 @each_rule
 def test_its_causes_exist(rule: Rule) -> None:
     assert all(effect.rule == "*" or effect.rule in PACK.rules for effect in rule.effects)
+
+
+@each_rule
+def test_the_conditions_of_its_causes_can_be_evaluated(rule: Rule) -> None:
+    """With the facts of its own tests, and a cause that costs as much as it does."""
+    for effect, test in itertools.product(rule.effects, rule.tests):
+        if effect.rule == ANY or test.skipped:
+            continue
+        cause = stub(effect.rule, when="true", **({"costs": rule.costs} if rule.costs else {"costs_ms": "5.0"}))
+        pack = RuleSet(PACK.common, {rule.id: rule, cause.id: cause})
+        facts = msgspec.convert(with_cost_shares(test.facts), Facts)
+        errors = diagnose(facts, pack, coverage=Coverage(steps=100, ranks=facts.job.ranks_seen)).errors
+        assert not [error for error in errors if "effect_of" in error], test.name
 
 
 @each_rule

@@ -223,7 +223,7 @@ def whole_run(diagnosis: Diagnosis) -> SimpleNamespace | None:
         ],
         goodput=""
         if goodput is None
-        else f"Goodput {words.percent(goodput)}: {goodput_formula(diagnosis, goodput)}.",
+        else f"Goodput {words.percent(goodput)}: {goodput_formula(diagnosis)}.",
     )
 
 

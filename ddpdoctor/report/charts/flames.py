@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Flame, FlameFrame
+from ddpdoctor.measure.places import function_name
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
 from ddpdoctor.report.charts.scale import NEGLIGIBLE, Tick, nice_ticks, percent_of
@@ -103,7 +104,7 @@ def _bar(frame: FlameFrame, flame: Flame) -> FlameBar:
 
 def _name(frame: FlameFrame, flame: Flame) -> str:
     line = flame.places[frame.place]
-    return plain(f"{line.function} {basename(line.file)}:{line.line}")
+    return plain(f"{function_name(line.function)} {basename(line.file)}:{line.line}")
 
 
 def _difference_text(ms: float) -> str:

@@ -15,6 +15,7 @@ import pkgutil
 import stat
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
@@ -127,10 +128,12 @@ def failed_formats(failures: Sequence[str]) -> str:
 
 
 def file_of(path: str) -> str:
-    """The file of a path that :func:`parts_of` returned."""
-    return next(
-        (file for each in _multi_rank_formats().values() if (file := each.file_of(path)) != path), path
-    )
+    """The file of a path that :func:`parts_of` returned. A format that fails is skipped: whoever reads the path reports it."""
+    for each in _multi_rank_formats().values():
+        with suppress(Exception):
+            if (file := each.file_of(path)) != path:
+                return str(file)
+    return path
 
 
 def _recognising(candidate: Candidate) -> Iterator[str]:

@@ -113,6 +113,10 @@ RECOGNISES = "def recognises(candidate): return (candidate.head or b'').startswi
     "code, error",
     [
         ("def read(path, rank): return {}['rank']", "KeyError: 'rank', in {code}, line 2"),
+        (
+            "def read(path, rank): return {}['rank']\ndef parts(candidate): return ()\ndef file_of(path): return 1 / 0",
+            "KeyError: 'rank', in {code}, line 2",
+        ),
         ("def read(path, rank): pass", "TypeError: read returned NoneType instead of RankTrace"),
         ("", "AttributeError: module 'ddpdoctor.trace.formats.broken' has no attribute 'read'"),
     ],
