@@ -74,7 +74,7 @@ class FixText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     why: str
     when: str | None = None
     investigates: bool = False
-    """Whether it is a step to find the cause and changes nothing. It is shown as "Next step", not as "Fix"."""
+    """Whether it is a step to find the cause and changes nothing. It is shown as "To do", not as "Fix"."""
     snippet: str | None = None
     tested: Tested | None = None
     """None: no test runs the snippet."""

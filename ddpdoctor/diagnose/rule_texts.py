@@ -255,6 +255,18 @@ def often(cost: Mapping[str, Any]) -> str:
     return "in every step" if persistence == "always" else "in some steps"
 
 
+def each_ms(cost: Mapping[str, Any]) -> float | None:
+    """What a cause costs in a step in which it occurs, ms: with the frequency that :func:`often` gives, its cost per step. If no frequency is
+    known, the median of its lateness."""
+    per_step, hit, seen = cost["ms_per_step"], cost.get("steps_hit"), cost.get("steps_seen")
+    if cost.get("persistence") == "periodic" and cost.get("period_steps"):
+        return float(per_step * cost["period_steps"])
+    if cost.get("persistence") in ("random", "periodic", "range") and hit and seen and not cost.get("stands_out_in"):
+        return float(per_step * seen / hit)
+    found = cost.get("occurrence_ms")
+    return None if found is None else float(found)
+
+
 _MAX_STEPS = 4
 
 
@@ -400,7 +412,7 @@ def _environment() -> jinja2.Environment:
 
     filters = (
         *(ms, percent, size, number, hours, count, ordinal, since, sentence),
-        *(line, call, at, in_forward, often, beside_others),
+        *(line, call, at, in_forward, often, each_ms, beside_others),
         *(stopped, condition, all_ranks, others, headroom, preparation, programs, slow_workers),
         *(run_by_all, off_cpu),
     )

@@ -164,7 +164,7 @@ def order_words(findings: Sequence[Finding]) -> str:
     ]
     if costs == sorted(costs, reverse=True) or weights != sorted(weights, reverse=True):
         return ""
-    return f"order: by cost; a bound (≤) or an estimate (≈) counts 1/{BOUND_DISCOUNT:.0f} of its value"
+    return f"order: by cost; bounds (≤) and estimates (≈) are less certain and ranked by 1/{BOUND_DISCOUNT:.0f} of it"
 
 
 def evidence_words(evidence: Evidence) -> str:
@@ -237,7 +237,11 @@ def place(where: CodeLine) -> Place:
     lines = list(enumerate(where.text.lines, where.text.first_line)) if where.text else []
     while lines and not lines[-1][1].strip():
         lines.pop()
-    callers = [place(caller) for caller in where.callers]
+    seen, callers = (short, function_name(where.function)), []
+    for caller in map(place, where.callers):
+        if (caller.short, caller.function) != seen:  # not a comprehension's own frame
+            callers.append(caller)
+        seen = caller.short, caller.function
     if where.process:
         callers.append(Place(where.process, where.process, "", ""))
     inside = (

@@ -57,7 +57,9 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
         median = "" if diagnosis.steps.measured == 1 else " (median)"
         return f"A step takes {words.milliseconds(median_ms)}{median}{_largest_part(diagnosis)}."
     if finding.costs_ms_per_step is None and finding.costs_s is not None:
-        return _total_sentence(finding)
+        # The headline may have it.
+        is_told = words.seconds(finding.costs_s) in diagnosis.verdict.headline
+        return "" if is_told else _total_sentence(finding)
     gain = words.speedup_text(finding)
     if finding.at_most:
         return _saving_sentence("at most", finding, gain, diagnosis)
@@ -66,14 +68,14 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
     speedup = f"{gain}{words.in_parentheses(words.speedup_range(finding))}"
     clauses = [
         _cost_clause(finding, diagnosis),
-        f"steps would run {speedup} as fast without it" if gain else "",
+        f"without it, steps would run {speedup} as fast" if gain else "",
     ]
     text = "; ".join(filter(None, clauses))
     return f"{text}." if text else ""
 
 
 def _cost_clause(finding: Finding, diagnosis: Diagnosis) -> str:
-    """ "It costs 18 ms per step (90 % interval: 15 to 20 ms), 26 % of the step time (16 min per training hour)"; "" if the finding has no
+    """ "Cost: 18 ms per step (90 % interval: 15 to 20 ms), 26 % of the step time (16 min per training hour)"; "" if the finding has no
     cost per step."""
     cost_ms, share, steps = finding.costs_ms_per_step, finding.share, diagnosis.steps
     is_trace, marked = steps.source == "trace", words.lookup(diagnosis.facts, "steps.marked") is not False
@@ -88,7 +90,7 @@ def _cost_clause(finding: Finding, diagnosis: Diagnosis) -> str:
     else:
         when = f"per step {'over the recorded steps' if is_trace else 'on average'}"
     interval = words.cost_range(finding)
-    text = f"It costs {words.milliseconds(cost_ms)} {when}"
+    text = f"Cost: {words.milliseconds(cost_ms)} {when}"
     text += words.in_parentheses(f"90 % interval: {interval}" if interval else "")
     if share is None:
         return text
@@ -122,8 +124,7 @@ def _total_sentence(finding: Finding) -> str:
     """A sentence on the cost of a finding whose lost time is known for the run only, not per step."""
     share = finding.share_of_run
     share_text = "" if share is None else f", {words.percent(share)} of its wall time"
-    cost = "It cost" if finding.happens_once else "It costs"
-    return f"{cost} {words.seconds(finding.costs_s)} of this run{share_text}."
+    return f"Cost: {words.seconds(finding.costs_s)} of this run{share_text}."
 
 
 def _saving_sentence(limit: str, finding: Finding, gain: str, diagnosis: Diagnosis) -> str:
@@ -214,7 +215,7 @@ _MIN_OTHER_SHARE = 0.005
 
 def run_line(diagnosis: Diagnosis) -> str:
     """One line on the wall time of the run: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %
-    (400 steps at their undisturbed length / wall time)". Empty if the launcher's start and end are unknown."""
+    (400 steps of usual length / wall time)". Empty if the launcher's start and end are unknown."""
     parts_s = words.run_parts(diagnosis, _MIN_PART_SHARE, _MIN_OTHER_SHARE)
     if not parts_s:
         return ""
@@ -234,9 +235,9 @@ def run_line(diagnosis: Diagnosis) -> str:
 
 
 def goodput_formula(diagnosis: Diagnosis) -> str:
-    """How the goodput was calculated: "243 steps at their undisturbed length / wall time"."""
+    """How the goodput was calculated: "243 steps of usual length / wall time"."""
     steps = _useful_steps(diagnosis)
-    return f"{words.count(steps, 'step') if steps else 'steps'} at their undisturbed length / wall time"
+    return f"{words.count(steps, 'step') if steps else 'steps'} of usual length / wall time"
 
 
 def _useful_steps(diagnosis: Diagnosis) -> int:

@@ -55,7 +55,7 @@ def rank_table(diagnosis: Diagnosis) -> Table | None:
 
 
 def memory_line(diagnosis: Diagnosis) -> str:
-    """One line with the peaks of memory, each on the rank that used most, and the memory never used; "" if nothing is known."""
+    """One line with the peaks of memory, each on the rank that used most, and the memory free at the peak; "" if nothing is known."""
     known = [rank.memory for rank in diagnosis.ranks if rank.memory is not None]
     process, workers = _largest(m.process_bytes for m in known), _largest(m.workers_bytes for m in known)
     tensors = _largest(m.allocated_peak_bytes for m in known)
@@ -66,7 +66,7 @@ def memory_line(diagnosis: Diagnosis) -> str:
     free = words.number_fact(diagnosis, "memory.headroom_bytes")
     # The headroom is that of the devices, or of the host for a job on CPUs.
     of_device = " of device memory" if reserved is None and diagnosis.job.device not in (None, "cpu") else ""
-    unused = "" if free is None else f"; at least {words.size(free)}{of_device}{each} was never used"
+    unused = "" if free is None else f"; {words.size(free)}{of_device}{each} free at the peak"
     pieces = []
     if reserved is not None:
         whole = "" if total is None else f" of {words.size(total)}"

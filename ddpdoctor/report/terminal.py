@@ -169,15 +169,18 @@ def _print_findings(diagnosis: Diagnosis, console: Console, max_rows: int) -> No
 
 
 def _print_unexplained(diagnosis: Diagnosis, console: Console) -> None:
-    """Print the title and first fix of each listed finding that is neither explained below nor an effect of another one."""
-    explained = [finding.rule for finding in explained_findings(diagnosis)]
+    """Print the title of each listed finding that is not an effect of another one and not explained elsewhere; from "warning" on, its first
+    fix, too."""
+    explained = [each.rule for each in (*explained_findings(diagnosis), *growing_memory(diagnosis))]
     for finding in diagnosis.findings[:FINDINGS]:
         if finding.caused_by or finding.rule in explained:
             continue
-        text = Text.assemble((finding.rule, SEVERITY_STYLES.get(finding.severity, "")), f": {finding.title}")
-        for fix in finding.fixes[:1]:
-            text.append(f". {words.fix_label(fix)}: {fix.title}")
-        print_wrapped(console, Text(plain(text.plain), spans=text.spans))
+        title = "" if finding.title in diagnosis.verdict.headline else finding.title
+        shown = finding.fixes[:1] if finding.severity != "info" else ()
+        fixes = (f"{words.fix_label(fix)}: {fix.title}" for fix in shown)
+        if said := ". ".join(filter(None, (title, *fixes))):
+            style = SEVERITY_STYLES.get(finding.severity, "")
+            print_wrapped(console, Text.assemble((plain(finding.rule), style), plain(f": {said}")))
 
 
 def _effects_below_causes(findings: list[Finding]) -> list[Finding]:
@@ -433,7 +436,7 @@ def _print_notes_and_checks(diagnosis: Diagnosis, console: Console, verbose: boo
         print_line(console, f"Note: {note}", "dim")
     if len(notes) < len(diagnosis.notes):
         print_line(
-            console, f"and {words.count(len(diagnosis.notes) - len(notes), 'more note')} in the report", "dim"
+            console, f"`-v` shows {words.count(len(diagnosis.notes) - len(notes), 'more note')}", "dim"
         )
     if diagnosis.checked or diagnosis.skipped:
         console.print()

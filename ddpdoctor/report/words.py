@@ -75,8 +75,8 @@ RECORDINGS = {
 """Labels of the recordings from which causes can be measured, see :class:`ddpdoctor.measure.summary.Speaker`."""
 
 EXCLUDED = {
-    "thinned": "recorded without forward/backward/optimizer times",
-    "no collective that all ranks share": "with no collective recorded on all ranks",
+    "thinned": "with only their total time recorded",
+    "no collective that all ranks share": "without a collective that every rank recorded",
     "no measured step before it": "directly after an excluded step",
     "no step before it in the window": "at the start of the profiler window",
     "evaluation": "with an evaluation",
@@ -331,8 +331,8 @@ def step_label(diagnosis: Diagnosis) -> str:
 
 
 def fix_label(fix: Fix, change: str = "Fix") -> str:
-    """The label before the title of a fix: ``change``, or "Next step" if it is a step to find the cause."""
-    return "Next step" if fix.investigates else change
+    """The label before the title of a fix: ``change``, or "To do" if it is a step to find the cause."""
+    return "To do" if fix.investigates else change
 
 
 def rank_names(ranks: Sequence[int] | None, all_ranks: str) -> str:

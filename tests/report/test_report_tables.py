@@ -37,8 +37,8 @@ def with_memory(*memory: RankMemory | None, **facts: object) -> Diagnosis:
 def test_the_line_has_the_fullest_rank_and_the_unused_memory():
     found = with_memory(ON_HOST, RankMemory(process_bytes=GB), headroom_bytes=9 * GB)
     assert memory_line(found) == (
-        "peak host memory: 2 GiB on the rank that used the most, up to 512 MiB more in child processes; at least 9 GiB per rank "
-        "was never used"
+        "peak host memory: 2 GiB on the rank that used the most, up to 512 MiB more in child processes; 9 GiB per rank "
+        "free at the peak"
     )
     screen = io.StringIO()
     print_terminal(found, Console(file=screen, width=160))
@@ -48,10 +48,10 @@ def test_the_line_has_the_fullest_rank_and_the_unused_memory():
 def test_device_memory_comes_before_process_memory():
     line = memory_line(with_memory(ON_DEVICE, ON_DEVICE, headroom_bytes=9 * GB))
     assert line.startswith(
-        "peak device memory: 70 GiB of 80 GiB reserved on the rank that used the most, up to 60 GiB of it by tensors; at least 9 GiB per "
-        "rank was never used; peak host memory: "
+        "peak device memory: 70 GiB of 80 GiB reserved on the rank that used the most, up to 60 GiB of it by tensors; 9 GiB per "
+        "rank free at the peak; peak host memory: "
     )
-    assert line.count("never used") == 1
+    assert line.count("free at the peak") == 1
 
 
 def test_the_table_has_only_columns_with_values():
@@ -100,13 +100,13 @@ def test_growing_memory_is_on_the_first_screen(width):
 
 @pytest.mark.parametrize("odd", ["much", True, float("inf"), None, {"a": 1}])
 def test_invalid_facts_of_a_diagnosis_are_ignored(odd):
-    assert "never used" not in memory_line(with_memory(ON_HOST, None, headroom_bytes=odd))
+    assert "free at the peak" not in memory_line(with_memory(ON_HOST, None, headroom_bytes=odd))
     assert memory_line(msgspec.structs.replace(with_memory(ON_HOST, None), facts={"memory": odd}))
 
 
 @pytest.mark.parametrize(
     ("first_step", "steps", "saved"),
-    [(1160, "1,160 – 1,229", "step 1,200"), (None, "70 steps", "its step 40")],
+    [(1160, "1,160 – 1,229", "step 1,200"), (None, "70 steps", "after 41 steps")],
 )
 def test_steps_and_checkpoint_of_an_attempt_have_one_count(first_step: int | None, steps: str, saved: str):
     attempts = [

@@ -29,8 +29,8 @@ replace = msgspec.structs.replace
 def test_the_cost_is_that_of_the_verdicts_finding():
     view = page(samples.unhealthy())
     assert view.cost_sentence == (
-        "It costs 44.8 ms per step, 87 % of the step time (52 min per training hour); "
-        "steps would run 7.1× as fast without it."
+        "Cost: 44.8 ms per step, 87 % of the step time (52 min per training hour); "
+        "without it, steps would run 7.1× as fast."
     )
     assert view.subtitle == "2 ranks · 1 host · cpu · gloo · torch 2.13.0"
     assert ("step time (median)", "51.2 ms") in view.numbers
@@ -41,14 +41,14 @@ def test_a_trace_gives_no_cost_per_hour():
     steps = replace(unhealthy.steps, source="trace")
     findings = [replace(finding, persistence="random") for finding in unhealthy.findings]
     assert page(replace(unhealthy, steps=steps, findings=findings)).cost_sentence.startswith(
-        "It costs 44.8 ms per step over the recorded steps, 87 % of the step time; steps"
+        "Cost: 44.8 ms per step over the recorded steps, 87 % of the step time; without"
     )
 
 
 def test_a_cost_in_some_steps_is_an_average():
     findings = [replace(finding, persistence="periodic") for finding in samples.unhealthy().findings]
     assert page(replace(samples.unhealthy(), findings=findings)).cost_sentence.startswith(
-        "It costs 44.8 ms per step on average, 87 % of the step time (52 min per training hour); steps"
+        "Cost: 44.8 ms per step on average, 87 % of the step time (52 min per training hour); without"
     )
 
 
@@ -177,7 +177,7 @@ def test_a_trace_of_one_step_says_so():
         unhealthy, steps=replace(unhealthy.steps, source="trace", measured=1, count=1, set_aside={})
     )
     assert page(once).cost_sentence.startswith(
-        "It costs 44.8 ms in the one recorded step, 87 % of the step time; steps"
+        "Cost: 44.8 ms in the one recorded step, 87 % of the step time; without"
     )
 
 
@@ -186,7 +186,7 @@ def test_excluded_steps_are_shown_with_reasons():
     steps = replace(samples.unhealthy().steps, count=1200, measured=327, set_aside=aside)
     assert (
         steps_measured(steps)
-        == "327 of 1,200 steps measured (excluded: 870 recorded without forward/backward/optimizer times, 3 warm-up)"
+        == "327 of 1,200 steps measured (excluded: 870 with only their total time recorded, 3 warm-up)"
     )
 
 
@@ -494,5 +494,5 @@ def test_a_recording_without_marks_of_steps_promises_no_faster_step():
     facts = {**unhealthy.facts, "steps": {"marked": False}}
     findings = [replace(unhealthy.findings[0], speedup_if_fixed=None)]
     assert page(replace(unhealthy, facts=facts, findings=findings)).cost_sentence.startswith(
-        "It costs 44.8 ms in the recording, which marks no steps, 87 % of its time"
+        "Cost: 44.8 ms in the recording, which marks no steps, 87 % of its time"
     )

@@ -128,7 +128,7 @@ def failed_formats(failures: Sequence[str]) -> str:
 
 
 def file_of(path: str) -> str:
-    """The file of a path that :func:`parts_of` returned. A format that fails is skipped: whoever reads the path reports it."""
+    """The file of a path that :func:`parts_of` returned. A format that fails is skipped; :func:`load_trace` reports it."""
     for each in _multi_rank_formats().values():
         with suppress(Exception):
             if (file := each.file_of(path)) != path:
