@@ -287,8 +287,8 @@ def beside_others(cost: Mapping[str, Any]) -> str:
         return ""
     saves = "nothing" if alone < _MIN_SAVING_SHARE * whole else f"{ms(alone)} per step"
     return (
-        f" Other ranks are late for other reasons, too. Fixing this first saves {saves}; fixing it last saves {ms(remaining)} per step. "
-        "The cost given is its part of what fixing all of them saves."
+        f" Other ranks are late for other reasons, too: fixed alone, this saves {saves}; fixed after them, {ms(remaining)} per step. The cost "
+        "above is its part of the total."
     )
 
 

@@ -153,18 +153,10 @@ def first_rows(rows: Sequence[_Row], noun: str) -> tuple[Sequence[_Row], str]:
 
 
 def order_words(findings: Sequence[Finding]) -> str:
-    """A phrase on the order of ``findings`` if it is not that of their costs; "" if it is, or if the phrase does not describe it."""
-    from ddpdoctor.diagnose.verdict import BOUND_DISCOUNT
-
+    """A phrase on the order of ``findings`` if it is not that of their costs; "" if it is."""
     rows = [each for each in findings if not each.caused_by and (each.share or each.share_of_run)]
     costs = [each.share or each.share_of_run or 0.0 for each in rows]
-    weights = [
-        cost / (BOUND_DISCOUNT if finding.at_most or finding.estimated else 1.0)
-        for cost, finding in zip(costs, rows, strict=True)
-    ]
-    if costs == sorted(costs, reverse=True) or weights != sorted(weights, reverse=True):
-        return ""
-    return f"order: by cost; bounds (≤) and estimates (≈) are less certain and ranked by 1/{BOUND_DISCOUNT:.0f} of it"
+    return "" if costs == sorted(costs, reverse=True) else "order: by cost; uncertain costs rank lower"
 
 
 def evidence_words(evidence: Evidence) -> str:

@@ -58,8 +58,8 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
         return f"A step takes {words.milliseconds(median_ms)}{median}{_largest_part(diagnosis)}."
     if finding.costs_ms_per_step is None and finding.costs_s is not None:
         # The headline may have it.
-        is_told = words.seconds(finding.costs_s) in diagnosis.verdict.headline
-        return "" if is_told else _total_sentence(finding)
+        in_headline = words.seconds(finding.costs_s) in diagnosis.verdict.headline
+        return "" if in_headline else _total_sentence(finding)
     gain = words.speedup_text(finding)
     if finding.at_most:
         return _saving_sentence("at most", finding, gain, diagnosis)
@@ -184,7 +184,7 @@ def steps_measured(steps: Steps) -> str:
 
 
 def collectives_line(diagnosis: Diagnosis) -> str:
-    """One line on the collectives, such as "collectives per step: 4 allreduce (25 MiB), 2 broadcast"; "" if none are known."""
+    """One line on the collectives, such as "communication per step: 4 allreduce (25 MiB), 2 broadcast"; "" if none are known."""
     counts = words.numbers_fact(diagnosis, "communication.operations_per_step")
     sizes = words.numbers_fact(diagnosis, "communication.operation_bytes_per_step")
     shown = [
@@ -194,7 +194,7 @@ def collectives_line(diagnosis: Diagnosis) -> str:
         for name, count in list(counts.items())[:_MAX_OPERATIONS]
     ]
     where = "in the recording" if words.step_label(diagnosis) == "recording" else "per step"
-    return f"collectives {where}: {', '.join(shown)}" if shown else ""
+    return f"communication {where}: {', '.join(shown)}" if shown else ""
 
 
 _POINT_TO_POINT = {"sendrecv": "send/recv"}

@@ -169,15 +169,13 @@ def _print_findings(diagnosis: Diagnosis, console: Console, max_rows: int) -> No
 
 
 def _print_unexplained(diagnosis: Diagnosis, console: Console) -> None:
-    """Print the title of each listed finding that is not an effect of another one and not explained elsewhere; from "warning" on, its first
-    fix, too."""
+    """Print the title and first fix of each listed finding that is not an effect of another one and not explained elsewhere."""
     explained = [each.rule for each in (*explained_findings(diagnosis), *growing_memory(diagnosis))]
     for finding in diagnosis.findings[:FINDINGS]:
         if finding.caused_by or finding.rule in explained:
             continue
         title = "" if finding.title in diagnosis.verdict.headline else finding.title
-        shown = finding.fixes[:1] if finding.severity != "info" else ()
-        fixes = (f"{words.fix_label(fix)}: {fix.title}" for fix in shown)
+        fixes = (f"{words.fix_label(fix)}: {fix.title}" for fix in finding.fixes[:1])
         if said := ". ".join(filter(None, (title, *fixes))):
             style = SEVERITY_STYLES.get(finding.severity, "")
             print_wrapped(console, Text.assemble((plain(finding.rule), style), plain(f": {said}")))
@@ -250,7 +248,7 @@ def _print_breakdown(diagnosis: Diagnosis, console: Console) -> None:
             )
     console.print()
     alone = 1 in (diagnosis.job.world_size, len(diagnosis.job.ranks_seen))
-    waiting = "" if alone else " (time spent waiting for a slower rank is shown as what that rank was doing)"
+    waiting = "" if alone else " (where a rank waits: what the slower rank was doing)"
     print_line(console, f"Critical path of the {words.step_label(diagnosis)}{waiting}:", "dim")
     print_wrapped(console, bar)
     for line in _fill_lines(entries, width):
