@@ -256,12 +256,17 @@ def often(cost: Mapping[str, Any]) -> str:
 
 
 def each_ms(cost: Mapping[str, Any]) -> float | None:
-    """What a cause costs in a step in which it occurs, ms: with the frequency that :func:`often` gives, its cost per step. If no frequency is
-    known, the median of its lateness."""
+    """What a cause costs in a step in which it occurs, ms; with the frequency that :func:`often` gives, this is its cost per step. If no
+    frequency is known, the median of its lateness."""
     per_step, hit, seen = cost["ms_per_step"], cost.get("steps_hit"), cost.get("steps_seen")
     if cost.get("persistence") == "periodic" and cost.get("period_steps"):
         return float(per_step * cost["period_steps"])
-    if cost.get("persistence") in ("random", "periodic", "range") and hit and seen and not cost.get("stands_out_in"):
+    if (
+        cost.get("persistence") in ("random", "periodic", "range")
+        and hit
+        and seen
+        and not cost.get("stands_out_in")
+    ):
         return float(per_step * seen / hit)
     found = cost.get("occurrence_ms")
     return None if found is None else float(found)
@@ -287,8 +292,8 @@ def beside_others(cost: Mapping[str, Any]) -> str:
         return ""
     saves = "nothing" if alone < _MIN_SAVING_SHARE * whole else f"{ms(alone)} per step"
     return (
-        f" Other ranks are late for other reasons, too: fixed alone, this saves {saves}; fixed after them, {ms(remaining)} per step. The cost "
-        "above is its part of the total."
+        f" Other ranks are late for other reasons, too: fixed alone, this saves {saves}; fixed after them, {ms(remaining)} per step. The "
+        "cost above is its part of the total."
     )
 
 
@@ -333,14 +338,15 @@ def preparation(loader: Mapping[str, Any]) -> str:
     batch, own, others = (loader[name] for name in ("batch_ms", "slow_worker_ms", "other_workers_ms"))
     if rank is None or batch is None:
         return ""
+    whole = "" if loader["batch_bytes"] is None else f" of {size(loader['batch_bytes'])}"
     share = lines[0]["share"] if lines else None
     place = "" if share is None else f", {percent(share)} of {{}} at {line(lines)}"
     if share is not None and lines[0].get("inside"):
         place += f", mostly in {line(lines[0]['inside'])}"
     if None in (slow, own, others):
-        text = f" On rank {rank}, a worker needs {ms(batch)} for a batch{place.format('it')}."
+        text = f" On rank {rank}, a worker needs {ms(batch)} for a batch{whole}{place.format('it')}."
     else:
-        times = f"{ms(own)} for a batch, the other workers {ms(others)}"
+        times = f"{ms(own)} for a batch{whole}, the other workers {ms(others)}"
         text = f" Worker {slow} of rank {rank} needs {times}{place.format('the difference')}."
     awake, starved = loader["computing_share"], loader["workers_starved_share"]
     if awake is not None and awake < WAITS_SHARE:

@@ -299,6 +299,9 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Time in the loader's ``next`` per step, median rank."""
     ready_batches: float | None = None
     """Mean number of batches ready in the queue, on the rank with the fewest."""
+    ready_ms: float | None = None
+    """Mean time that a batch of that rank is ready before the training thread takes it: ``ready_batches`` times the mean time between two
+    requests (Little's law)."""
     computing_share: float | None = None
     """Share of the preparation of batches that is computing, or being ready to compute, on the rank that waits longest; null with workers
     that were not recorded."""
@@ -306,6 +309,8 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Rank whose workers the following facts describe: the one that waits longest; null without workers, or if none was recorded."""
     batch_ms: float | None = None
     """Time that a worker needs for a batch, mean."""
+    batch_bytes: float | None = None
+    """Bytes of a batch's tensors, which pass from a worker through shared memory, mean."""
     workers_busy_share: float | None = None
     """Share of the time in which a worker prepares batches, mean."""
     workers_starved_share: float | None = None

@@ -27,8 +27,8 @@ calls the user's hooks may be among them."""
 
 
 def function_name(qualified: str) -> str:
-    """A function's qualified name as reports show it: ``Trainer.fit.<lambda>`` for ``Trainer.fit.<locals>.<lambda>``, and a comprehension as
-    part of its function."""
+    """A function's qualified name as reports show it: ``Trainer.fit.<lambda>`` for ``Trainer.fit.<locals>.<lambda>``, and a comprehension
+    as part of its function."""
     return _COMPREHENSIONS.sub("", qualified).replace(".<locals>", "")
 
 

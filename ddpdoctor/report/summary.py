@@ -226,11 +226,7 @@ def run_line(diagnosis: Diagnosis) -> str:
         for part, value in parts_s.items()
     )
     goodput = words.number_fact(diagnosis, "run.goodput")
-    share = (
-        ""
-        if goodput is None
-        else f"; goodput {words.percent(goodput)} ({goodput_formula(diagnosis)})"
-    )
+    share = "" if goodput is None else f"; goodput {words.percent(goodput)} ({goodput_formula(diagnosis)})"
     return f"Run: {words.seconds(words.number_fact(diagnosis, 'run.wall_s'))} = {shown}{share}"
 
 

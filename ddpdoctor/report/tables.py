@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, Standing
+from ddpdoctor.measure.places import function_name
 from ddpdoctor.measure.runfacts import AttemptFacts, TrainingFacts
 from ddpdoctor.report import words
 from ddpdoctor.report.finding_view import place
@@ -152,7 +153,16 @@ def attempts_table(diagnosis: Diagnosis) -> Table | None:
         ]
         for each in shown
     ]
-    columns = ["attempt", "since launch", "ranks", "steps", "median step", "last checkpoint", "how it ended", "finding"]
+    columns = [
+        "attempt",
+        "since launch",
+        "ranks",
+        "steps",
+        "median step",
+        "last checkpoint",
+        "how it ended",
+        "finding",
+    ]
     return Table(title, columns, rows)
 
 

@@ -112,8 +112,6 @@ def print_terminal(
         _print_breakdown(diagnosis, console)
     if diagnosis.findings:
         _print_findings(diagnosis, console, MAX_LISTED if verbose else FINDINGS)
-        if not verbose:
-            _print_unexplained(diagnosis, console)
     _print_hang(diagnosis, console, verbose)
     _print_rows(console, attempts_table(diagnosis))
     _print_rows(console, trainings_table(diagnosis))
@@ -166,6 +164,8 @@ def _print_findings(diagnosis: Diagnosis, console: Console, max_rows: int) -> No
         print_line(
             console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim"
         )
+    if not verbose:
+        _print_unexplained(diagnosis, console)
 
 
 def _print_unexplained(diagnosis: Diagnosis, console: Console) -> None:

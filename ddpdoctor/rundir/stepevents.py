@@ -261,6 +261,8 @@ class WorkerField(_Name):
     """Time spent preparing batches, ns."""
     SQUARES_MS2 = "q"
     """Sum of the squares of the batches' times, ms²."""
+    BYTES = "b"
+    """Bytes of the batches' tensors, which pass through shared memory."""
     CPU_NS = "cpu"
     """CPU time of its main thread in the span, ns; null if unknown."""
     RUN_DELAY_NS = "runq"

@@ -295,8 +295,8 @@ def _lag_sentence(roots: Sequence[Root]) -> str:
     return (
         f"{who[0].upper()}{who[1:]} {have} {many} unfinished {'collective' if many == 1 else 'collectives'} that other ranks have "
         f"finished (the first on rank {roots[0].rank}: {what}, sequence number {first.sequence} of "
-        f"{first.group.words}). Two causes are possible: {'their devices' if len(roots) > 1 else 'its device'} stopped executing, or the work "
-        "is done and PyTorch's NCCL watchdog, the thread that marks it as done, is stuck."
+        f"{first.group.words}). Two causes are possible: {'their devices' if len(roots) > 1 else 'its device'} stopped executing, or the "
+        "work is done and PyTorch's NCCL watchdog, the thread that marks it as done, is stuck."
     )
 
 

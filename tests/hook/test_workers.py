@@ -23,6 +23,9 @@ pytestmark = [pytest.mark.torchrun]
 TEXT = (JOBS / "loader_workers.py").read_text().splitlines()
 NO_WINDOW = HookOptions(profile_steps=None)
 
+BATCH_BYTES = 2 * 16 * 4
+"""Two items of ``loader_workers.WIDTH`` floats."""
+
 
 def recorded(tmp: Path, *arguments: str, ranks: int = 2) -> Recorded:
     run = run_recorded(tmp, forked("loader_workers.py", *arguments, ranks=ranks), NO_WINDOW)
@@ -58,6 +61,7 @@ def test_the_line_in_the_workers(sleeping: Recorded):
     assert line["process"] == f"workers of rank {facts['workers_rank']}"
     assert [caller["function"] for caller in line["callers"]] == ["Slow.__call__", "Items.__getitem__"]
     assert facts["batch_ms"] > 30 and facts["computing_share"] < 0.5
+    assert facts["batch_bytes"] == BATCH_BYTES
 
 
 def test_what_workers_did(sleeping: Recorded):
@@ -71,6 +75,7 @@ def test_what_workers_did(sleeping: Recorded):
         # All but the first of each.
         assert sum(line["n"] for line in worked) == 80 - 2
         assert sum(line["d"] for line in worked) >= 78 * 2 * 15_000_000
+        assert sum(line["b"] for line in worked) == 78 * BATCH_BYTES
         assert sum(line["cpu"] for line in worked) < 0.3 * sum(line["d"] for line in worked)
 
 

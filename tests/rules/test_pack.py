@@ -126,7 +126,9 @@ def test_the_conditions_of_its_causes_can_be_evaluated(rule: Rule) -> None:
     for effect, test in itertools.product(rule.effects, rule.tests):
         if effect.rule == ANY or test.skipped:
             continue
-        cause = stub(effect.rule, when="true", **({"costs": rule.costs} if rule.costs else {"costs_ms": "5.0"}))
+        cause = stub(
+            effect.rule, when="true", **({"costs": rule.costs} if rule.costs else {"costs_ms": "5.0"})
+        )
         pack = RuleSet(PACK.common, {rule.id: rule, cause.id: cause})
         facts = msgspec.convert(with_cost_shares(test.facts), Facts)
         errors = diagnose(facts, pack, coverage=Coverage(steps=100, ranks=facts.job.ranks_seen)).errors

@@ -14,6 +14,7 @@ from .registry import (
     batch_size,
     input_elements,
     record_construction,
+    tensor_bytes,
     uses_worker_info,
 )
 from .roles import Role, Roles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from collections.abc import Iterator
@@ -102,6 +103,23 @@ def input_elements(values: Any, nested: int = 2) -> int:
         elif nested and hasattr(value, "values") and hasattr(value, "keys") and callable(value.values):
             total += input_elements(value.values(), nested - 1)
     return total
+
+
+_MOST_ENTRIES = 1024
+"""Entries of a list or dictionary that are searched for tensors."""
+
+
+def tensor_bytes(value: Any, nested: int = _DEEPEST_BATCH) -> int:
+    """Bytes of the tensors in a batch, including those in lists and dictionaries."""
+    if hasattr(value, "element_size"):
+        return int(value.numel() * value.element_size())
+    if not nested:
+        return 0
+    if hasattr(value, "values") and hasattr(value, "keys") and callable(value.values):
+        value = list(itertools.islice(value.values(), _MOST_ENTRIES))
+    if not isinstance(value, (list, tuple)):
+        return 0
+    return sum(tensor_bytes(each, nested - 1) for each in value[:_MOST_ENTRIES])
 
 
 _WORKER_INFO = "get_worker_info"

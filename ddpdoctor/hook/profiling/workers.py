@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ...rundir import HELD_NS, WorkerField, append_lines, recorded_s, spool_of_process
 from ..guard import part
-from ..job import CodeKinds, Lines
+from ..job import CodeKinds, Lines, tensor_bytes
 from ..patching import guarded
 from ..recording import ThreadTimes
 from .sampler import EARLY_S, GilWait, Place, can_be_read, stack_of
@@ -44,6 +44,7 @@ class _Counts(NamedTuple):
     batches: int = 0
     preparing_ns: int = 0
     squares_ms2: float = 0.0
+    bytes: int = 0
     cpu_ns: int = 0
     run_delay_ns: int = 0
 
@@ -57,9 +58,9 @@ class WorkerRecorder:
         self._pid, self._thread_id = os.getpid(), get_ident()
         self._times = ThreadTimes()
         self._sleep_detector = _SleepDetector()
-        self._state = 0, 0, 0.0, 0
-        """Batches, ns of preparing them, squares of their ms, and the start of the batch in progress by the performance counter, or
-        0. The first batch is not counted."""
+        self._state = 0, 0, 0.0, 0, 0
+        """Batches, ns of preparing them, squares of their ms, bytes of their tensors, and the start of the batch in progress by the
+        performance counter, or 0. The first batch is not counted."""
         self._written = _Counts()
         self._is_first = True
         self._began_ns = 0
@@ -79,12 +80,12 @@ class WorkerRecorder:
         if self._thread is None and not self._is_first:
             self._start_if_recorded()
         # One tuple, because another thread reads it.
-        self._state = (*self._state[:3], perf_counter_ns())
+        self._state = (*self._state[:4], perf_counter_ns())
         return True
 
     def after(self, token: bool, result: Any) -> None:
         """Handle the end of a batch, or of the iteration."""
-        batches, preparing_ns, squares_ms2, since_ns = self._state
+        batches, preparing_ns, squares_ms2, size, since_ns = self._state
         took_ns = perf_counter_ns() - since_ns
         if self._is_first:
             # The first batch opens files, imports modules and fills caches.
@@ -92,17 +93,18 @@ class WorkerRecorder:
         else:
             if not isinstance(result, BaseException):
                 batches += 1
+                size += tensor_bytes(result)
             preparing_ns += took_ns
             squares_ms2 += (took_ns / 1e6) ** 2
-        self._state = batches, preparing_ns, squares_ms2, 0
+        self._state = batches, preparing_ns, squares_ms2, size, 0
 
     def _totals(self) -> _Counts:
         """Totals up to now, including the batch in progress."""
-        batches, preparing_ns, squares_ms2, since_ns = self._state
+        batches, preparing_ns, squares_ms2, size, since_ns = self._state
         if since_ns:
             preparing_ns += perf_counter_ns() - since_ns
         # Outside of batches the main thread uses hardly any CPU time.
-        return _Counts(batches, preparing_ns, squares_ms2, *(self._times.read_ns() or (0, 0)))
+        return _Counts(batches, preparing_ns, squares_ms2, size, *(self._times.read_ns() or (0, 0)))
 
     def _start_if_recorded(self) -> None:
         """Start the thread if the parent process is recorded now."""
@@ -140,7 +142,7 @@ class WorkerRecorder:
                 if self._stop.wait(pause_s):
                     return
                 held_ns = gil_wait.ns(wanted_ns)
-                if readable and self._state[3]:
+                if readable and self._state[4]:
                     self._sample(held_ns)
                 if time.time_ns() - self._began_ns >= 1e9 * max(_WRITE_S, _SAMPLES_PER_WRITE * period_s):
                     self.write()
@@ -200,6 +202,7 @@ class WorkerRecorder:
             f"{WorkerField.BATCHES.next_key}{counts.batches - before.batches}"
             f"{WorkerField.PREPARING_NS.next_key}{max(0, counts.preparing_ns - before.preparing_ns)}"
             f"{WorkerField.SQUARES_MS2.next_key}{counts.squares_ms2 - before.squares_ms2:.6g}"
+            f"{WorkerField.BYTES.next_key}{counts.bytes - before.bytes}"
             f"{WorkerField.CPU_NS.next_key}{max(0, counts.cpu_ns - before.cpu_ns) if known else 'null'}"
             f"{WorkerField.RUN_DELAY_NS.next_key}{max(0, counts.run_delay_ns - before.run_delay_ns) if known else 'null'}"
             f"{WorkerField.SAMPLES.next_key}[{rows}]{WorkerField.HELD.next_key}[{held}]}}\n"

@@ -15,7 +15,7 @@ from ddpdoctor.measure.facts import DdpFacts, JobFacts, LoaderFacts
 from ddpdoctor.measure.graph import issue_time_ns
 from ddpdoctor.measure.numerics import covered
 from ddpdoctor.measure.places import Where
-from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, first
+from ddpdoctor.measure.steplog import WARM_UP_STEPS, Event, RankLog, first
 from ddpdoctor.measure.window import Window, event_union, in_steps, main_lane
 from ddpdoctor.rundir import EventKind
 from ddpdoctor.rundir.packages import is_well_known
@@ -70,7 +70,7 @@ def loader_facts(
     } | {
         "where": creation_line(log, settings.get("where")),
         "wait_ms": median_ms,
-        "ready_batches": _ready_batches(logs),
+        **_ready_batches(logs),
         "computing_share": 1 - asleep[slowest.rank] if slowest.rank in asleep else None,
     }
     return LoaderFacts(**known)
@@ -106,19 +106,25 @@ def asleep_shares(logs: Sequence[RankLog]) -> dict[int, float]:
     return shares
 
 
-def _ready_batches(logs: Sequence[RankLog]) -> float | None:
-    """Mean number of batches that were ready at a request, on the rank with the fewest; None if no loader shows it. Other ranks have more
+def _ready_batches(logs: Sequence[RankLog]) -> dict[str, float]:
+    """Facts on the batches that were ready at a request, on the rank with the fewest; {} if no loader shows it. Other ranks have more
     because their workers prepare batches while they wait for that rank."""
-    each = [
-        [
-            event.batches_ready
+    found = []
+    for log in logs:
+        of_steps = [
+            (step, [event.batches_ready for event in step.events if _shows_ready(event)])
             for step in log.steps
-            for event in step.events
-            if event.kind == EventKind.DATA and event.batches_ready >= 0
         ]
-        for log in logs
-    ]
-    return min((float(np.mean(of_rank)) for of_rank in each if of_rank), default=None)
+        of_steps = [(step, ready) for step, ready in of_steps if ready]
+        if of_steps:
+            ready = [count for _, counts in of_steps for count in counts]
+            interval_ns = sum(step.length_ns for step, _ in of_steps) / len(ready)
+            found.append((float(np.mean(ready)), float(np.mean(ready)) * interval_ns / 1e6))
+    return dict(zip(("ready_batches", "ready_ms"), min(found), strict=True)) if found else {}
+
+
+def _shows_ready(event: Event) -> bool:
+    return event.kind == EventKind.DATA and event.batches_ready >= 0
 
 
 def _loader_of_windows(windows: Sequence[Window]) -> LoaderFacts:

@@ -58,6 +58,8 @@ class WorkersWork(msgspec.Struct, frozen=True):
     """Mean."""
     busy_share: float
     """Share of the time in which a worker prepared batches, mean."""
+    batch_bytes: float | None
+    """Bytes of the tensors of a batch, mean; None if unknown."""
     cpu_share: float | None
     starved_share: float | None
     """``cpu_share``, ``starved_share``: shares of the preparation in which the thread had a CPU or waited for one; None if unknown."""
@@ -82,7 +84,8 @@ def work_of_workers(log: RankLog) -> WorkersWork | None:
     if not chosen:
         return None
     preparing_ns = sum(each.preparing_ns for each in chosen)
-    batch_ms = preparing_ns / 1e6 / sum(each.batches for each in chosen)
+    batches = sum(each.batches for each in chosen)
+    sizes = [each.bytes for each in chosen if each.bytes is not None]
     slow = _slow_worker(chosen)
     cpu = [each.cpu_ns for each in chosen if each.cpu_ns is not None]
     delay = [each.run_delay_ns for each in chosen if each.run_delay_ns is not None]
@@ -91,7 +94,8 @@ def work_of_workers(log: RankLog) -> WorkersWork | None:
     whole_ns = max(preparing_ns, sum(cpu) + sum(delay))
     return WorkersWork(
         rank=log.rank,
-        batch_ms=batch_ms,
+        batch_ms=preparing_ns / 1e6 / batches,
+        batch_bytes=sum(sizes) / batches if len(sizes) == len(chosen) else None,
         busy_share=min(1.0, preparing_ns / max(1, sum(each.span_ns for each in chosen))),
         cpu_share=sum(cpu) / whole_ns if is_known else None,
         starved_share=sum(delay) / whole_ns if is_known else None,
@@ -111,6 +115,7 @@ def with_workers(facts: LoaderFacts, work: WorkersWork | None) -> LoaderFacts:
         computing_share=awake if facts.computing_share is None else facts.computing_share,
         workers_rank=work.rank,
         batch_ms=work.batch_ms,
+        batch_bytes=work.batch_bytes,
         workers_busy_share=work.busy_share,
         workers_starved_share=work.starved_share,
         worker_where=work.where,

@@ -368,6 +368,7 @@ def _worker_log(loader: int | None, read: list[tuple[WorkerLine, list[WorkerSamp
     lines = [line for line, _ in read]
     cpu = [line.cpu_ns for line in lines if line.cpu_ns is not None]
     delay = [line.run_delay_ns for line in lines if line.run_delay_ns is not None]
+    sizes = [line.bytes for line in lines if line.bytes is not None]
     return WorkerLog(
         number=lines[0].worker or 0,
         workers=lines[0].workers,
@@ -375,6 +376,7 @@ def _worker_log(loader: int | None, read: list[tuple[WorkerLine, list[WorkerSamp
         batches=sum(line.batches for line in lines),
         preparing_ns=sum(line.preparing_ns for line in lines),
         squares_ms2=sum(line.squares_ms2 for line in lines),
+        bytes=sum(sizes) if sizes else None,
         cpu_ns=sum(cpu) if cpu else None,
         run_delay_ns=sum(delay) if delay else None,
         span_ns=sum(max(0, end - begin) for begin, end in (line.span_ns for line in lines)),

@@ -249,6 +249,7 @@ class WorkerLine(
     batches: Number = 0
     preparing_ns: Duration = 0
     squares_ms2: Annotated[float, Meta(ge=0, le=2.0**80)] = 0.0
+    bytes: Number | None = None
     cpu_ns: Duration | None = None
     run_delay_ns: Duration | None = None
     samples: Annotated[tuple[_WorkerSample, ...], Meta(max_length=_MOST_OF_WORKERS)] = ()
@@ -290,6 +291,8 @@ class WorkerLog(msgspec.Struct, frozen=True):
     """Time spent preparing batches."""
     squares_ms2: float
     """Sum of the squared batch preparation times, ms²."""
+    bytes: int | None
+    """Bytes of the batches' tensors; None if unknown."""
     cpu_ns: int | None
     run_delay_ns: int | None
     """CPU time and run-queue delay within ``preparing_ns``; None if unknown."""

@@ -221,9 +221,7 @@ def whole_run(diagnosis: Diagnosis) -> SimpleNamespace | None:
             Tick(percent_of(value, wall_s), words.strip_zeros(words.seconds(value)))
             for value in nice_ticks(wall_s, unit=unit_s)
         ],
-        goodput=""
-        if goodput is None
-        else f"Goodput {words.percent(goodput)}: {goodput_formula(diagnosis)}.",
+        goodput="" if goodput is None else f"Goodput {words.percent(goodput)}: {goodput_formula(diagnosis)}.",
     )
 
 

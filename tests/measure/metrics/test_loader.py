@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.measure.recorded import Job, measured, record
 
 
@@ -10,4 +12,6 @@ def test_batches_that_stand_ready_while_a_rank_waits_for_another_are_none_of_its
     found, _ = measured(record(tmp_path / "one", job))
     assert found.facts.loader.ready_batches < 0.2
     found, _ = measured(record(tmp_path / "none", job.changed(worker=lambda rank: 4.0)))
-    assert found.facts.loader.ready_batches > 1.0
+    loader, step_ms = found.facts.loader, found.facts.steps.mean_ms
+    assert loader.ready_batches > 1.0
+    assert loader.ready_ms == pytest.approx(loader.ready_batches * step_ms, rel=0.1)
