@@ -37,7 +37,7 @@ def test_the_article_before_a_number_fits() -> None:
 def test_what_one_cause_of_several_saves() -> None:
     cost = {"ms_per_step": 1.9, "alone_ms_per_step": 0.0, "remaining_ms_per_step": 3.9}
     assert (
-        "Fixing this first saves nothing; fixing it last saves 3.9 ms per step."
+        "fixed alone, this saves nothing; fixed after them, 3.9 ms per step."
         in rule_texts.beside_others(cost)
     )
     assert "saves 1 ms per step; fixing" in rule_texts.beside_others(cost | {"alone_ms_per_step": 1.0})
