@@ -36,11 +36,10 @@ def test_the_article_before_a_number_fits() -> None:
 
 def test_what_one_cause_of_several_saves() -> None:
     cost = {"ms_per_step": 1.9, "alone_ms_per_step": 0.0, "remaining_ms_per_step": 3.9}
-    assert (
-        "fixed alone, this saves nothing; fixed after them, 3.9 ms per step."
-        in rule_texts.beside_others(cost)
+    assert "fixed alone, this saves nothing; fixed after them, 3.9 ms per step." in rule_texts.beside_others(
+        cost
     )
-    assert "saves 1 ms per step; fixing" in rule_texts.beside_others(cost | {"alone_ms_per_step": 1.0})
+    assert "saves 1 ms per step; fixed" in rule_texts.beside_others(cost | {"alone_ms_per_step": 1.0})
 
 
 def test_count() -> None:

@@ -80,7 +80,10 @@ def test_what_takes_much_of_the_step_without_a_warning_is_not_called_nothing() -
     result = outcome(shared={"cpu_starved": {"ms_per_step": 30.0}}, host={"run_delay_share": 0.4})
     healthy, sentence = verdict(result, coverage=COVERAGE)
     assert healthy and [finding.severity for finding in result.findings] == ["info"]
-    assert "No warnings" in sentence.headline and "wait up to 30 ms per step for a free core" in sentence.headline
+    assert (
+        "No warnings" in sentence.headline
+        and "wait up to 30 ms per step for a free core" in sentence.headline
+    )
     assert "Healthy" not in sentence.headline
 
 

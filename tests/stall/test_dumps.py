@@ -139,7 +139,10 @@ def test_the_table_has_the_collective_that_the_verdict_names(case):
 @needs_real
 def test_a_stopped_device_may_be_its_watchdog():
     diagnosis = analyze([str(REAL / "gpu_error_2nd")])
-    assert "hung: ranks 9 and 14 are stuck in collectives that others have finished" in diagnosis.verdict.headline
+    assert (
+        "hung: ranks 9 and 14 are stuck in collectives that others have finished"
+        in diagnosis.verdict.headline
+    )
     (finding,) = diagnosis.findings
     assert "Ranks 9 and 14 last issued sequence number 44790" in finding.explanation
     assert "each have 18 unfinished collectives" in finding.explanation
