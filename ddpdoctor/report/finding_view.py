@@ -156,7 +156,11 @@ def order_words(findings: Sequence[Finding]) -> str:
     """A phrase on the order of ``findings`` if it is not that of their costs; "" if it is."""
     rows = [each for each in findings if not each.caused_by and (each.share or each.share_of_run)]
     costs = [each.share or each.share_of_run or 0.0 for each in rows]
-    return "" if costs == sorted(costs, reverse=True) else "order: by cost; uncertain and one-time costs rank lower"
+    return (
+        ""
+        if costs == sorted(costs, reverse=True)
+        else "order: by cost; uncertain and one-time costs rank lower"
+    )
 
 
 def evidence_words(evidence: Evidence) -> str:

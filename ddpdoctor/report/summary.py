@@ -66,12 +66,25 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
     if finding.estimated:
         return _saving_sentence("about", finding, gain, diagnosis)
     speedup = f"{gain}{words.in_parentheses(words.speedup_range(finding))}"
+    parts = _is_part_of_joint_cost(finding)
     clauses = [
-        _cost_clause(finding, diagnosis),
-        f"without it, steps would run {speedup} as fast" if gain else "",
+        f"{_cost_clause(finding, diagnosis)}{', as its part of a delay with several causes' if parts else ''}",
+        f"{'fixed alone' if parts else 'without it'}, steps would run {speedup} as fast" if gain else "",
     ]
     text = "; ".join(filter(None, clauses))
     return f"{text}." if text else ""
+
+
+def _is_part_of_joint_cost(finding: Finding) -> bool:
+    """Whether fixing it alone saves clearly more or less than its cost, because other ranks are late in the same steps."""
+    share, gain = finding.share, finding.speedup_if_fixed
+    return bool(share and gain) and abs(1.0 - 1.0 / (gain or 1.0) - (share or 0.0)) > _MIN_DIFFERENCE * (
+        share or 0.0
+    )
+
+
+_MIN_DIFFERENCE = 0.02
+"""A smaller difference, as a share of the cost, is hardly visible in rounded numbers."""
 
 
 def _cost_clause(finding: Finding, diagnosis: Diagnosis) -> str:
