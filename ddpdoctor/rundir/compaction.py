@@ -49,7 +49,8 @@ STEP_LINE = re.compile(rb'\{"(step|device)": ?(\d{1,16})[,}]')
 """Beginning of the line of a step, or of its device times."""
 STEP_LINES = re.compile(rb'^\{"step": ?(\d{1,16})[,}]', re.MULTILINE)
 """Beginnings of the lines of steps."""
-_TAIL_BYTES = 64 * 1024
+_TAIL_BYTES = (64 * 1024, 4 * 1024 * 1024)
+"""Bytes at the end of a log in which its last step is searched for: usual lines, and the longest."""
 
 Ranges = list[tuple[int, int]]
 """(first, last) of consecutive numbers; sorted, and not adjacent to each other."""
@@ -88,8 +89,10 @@ def stream_end_of(path: str) -> int:
 def last_step(handle: int) -> int | None:
     """The number of the last step in an open log; None if there is none near its end. Raises OSError."""
     size = os.fstat(handle).st_size
-    found = STEP_LINES.findall(os.pread(handle, _TAIL_BYTES, max(0, size - _TAIL_BYTES)))
-    return int(found[-1]) if found else None
+    for tail in _TAIL_BYTES:
+        if found := STEP_LINES.findall(os.pread(handle, tail, max(0, size - tail))):
+            return int(found[-1])
+    return None
 
 
 def stream_shift(handle: int) -> int:

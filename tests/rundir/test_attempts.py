@@ -94,7 +94,7 @@ def test_the_attempt_with_the_most_steps_may_have_the_shorter_log(tmp_path: Path
     recorded(tmp_path, 0, 0, steps=20)
     record = recorded(tmp_path, 0, 1, start_s=100, steps=10)
     with (Path(record.path) / "steps.jsonl").open("a") as log:
-        log.write(f'{{"note": "{"x" * 5000}"}}\n')
+        log.write(f'{{"note": "{"x" * 500_000}"}}\n')
     opened = RunDirectory.open(str(tmp_path))
     assert names(opened) == ["00000"] and record.steps == 10
     assert any("attempt 1 of 2 are measured, the one with the most steps" in str(n) for n in opened.notes)
