@@ -196,6 +196,11 @@ def call(where: Any) -> Any:
     return stack[place_in_loop([line["file"] for line in stack])]
 
 
+def function(where: Any) -> str:
+    """The function of a Where, or of the first of several."""
+    return function_name(_first_own_line(where)["function"])
+
+
 def in_forward(where: Any) -> bool:
     """Whether a Where, or the first of several, is in a function named forward or called from one: its work is part of a model."""
     where = _first_own_line(where)
@@ -238,7 +243,7 @@ def waiting(stop: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> st
 
 
 def often(cost: Mapping[str, Any]) -> str:
-    """Frequency of a cost: "in every step", "every 50 steps", "in steps 100 to 180", "in 2 of 7 recorded steps (...)", ..."""
+    """Frequency of a cost: "in every step", "every 50 steps", "in every step from 100 to 180", "in 2 of 7 recorded steps (...)", ..."""
     first, last, period = cost.get("first_step"), cost.get("last_step"), cost.get("period_steps")
     hit, seen = cost.get("steps_hit"), cost.get("steps_seen")
     persistence = cost.get("persistence")
@@ -249,7 +254,7 @@ def often(cost: Mapping[str, Any]) -> str:
     if persistence == "periodic" and period:
         return f"every {period} steps"
     if persistence == "range" and first is not None and last is not None:
-        return f"in steps {first} to {last}"
+        return f"in every step from {first} to {last}"
     if persistence in ("random", "periodic", "range") and hit and seen:
         return f"in {hit} of {seen} steps"
     return "in every step" if persistence == "always" else "in some steps"
@@ -329,7 +334,7 @@ def programs(used: Sequence[Mapping[str, Any]]) -> str:
         f"`{each['name']}` ({count(each['cores'], 'core')}{starter})"
         for each, starter in zip(used, starters, strict=True)
     )
-    return f"Other programs that used the most CPU: {listed}." if listed else ""
+    return f"Programs other than the ranks and their workers used cores: {listed}." if listed else ""
 
 
 def preparation(loader: Mapping[str, Any]) -> str:
@@ -418,7 +423,7 @@ def _environment() -> jinja2.Environment:
 
     filters = (
         *(ms, percent, size, number, hours, count, ordinal, since, sentence),
-        *(line, call, at, in_forward, often, each_ms, beside_others),
+        *(line, call, function, at, in_forward, often, each_ms, beside_others),
         *(stopped, condition, all_ranks, others, headroom, preparation, programs, slow_workers),
         *(run_by_all, off_cpu),
     )

@@ -50,7 +50,7 @@ class Place(msgspec.Struct, frozen=True):
     share: str
     """Share of the time; empty if it was not recorded or is 100 %."""
     callers: list[Place] = []
-    """The lines that called it, innermost first; last the process, if it is not the rank's own."""
+    """The lines that called it, innermost first; last the process, if it is that of a worker."""
     more: str = ""
     """Number of further callers, as text; empty if there are none."""
     text: list[TextLine] = []
@@ -60,13 +60,15 @@ class Place(msgspec.Struct, frozen=True):
     """Number of stack samples; empty if unknown."""
     inside: str = ""
     """The library function in which most of the time was spent, such as ``functional.py:465 resize``; empty if there is none."""
+    rank: str = ""
+    """The only named rank that runs it, as "rank 1: "; empty if all do."""
 
     @property
     def call_path(self) -> str:
         """The line and its callers: ``metrics.py:18 to_numpy ← trainer.py:133 Trainer.log and 2 more places``."""
         path = f"{self.short} {self.function}".rstrip()
         path = f"{self.inside} ← {path}" if self.inside else path
-        return " ← ".join(filter(None, (path, self.called_at)))
+        return self.rank + " ← ".join(filter(None, (path, self.called_at)))
 
     @property
     def called_at(self) -> str:
@@ -238,7 +240,8 @@ def place(where: CodeLine) -> Place:
         if (caller.short, caller.function) != seen:  # not a comprehension's own frame
             callers.append(caller)
         seen = caller.short, caller.function
-    if where.process:
+    rank = f"{where.process}: " if is_own_process(where.process) else ""
+    if where.process and not rank:
         callers.append(Place(where.process, where.process, "", ""))
     inside = (
         ""
@@ -263,6 +266,7 @@ def place(where: CodeLine) -> Place:
         if samples and inside
         else samples,
         inside,
+        rank,
     )
 
 

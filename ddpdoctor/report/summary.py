@@ -214,7 +214,7 @@ _POINT_TO_POINT = {"sendrecv": "send/recv"}
 _MAX_OPERATIONS = 4
 _MIN_UNBUCKETED = 100
 """So many reductions per step are not those of DDP's buckets: a hundred buckets of the default 25 MiB would be 2.5 GiB of gradients."""
-_UNBUCKETED = " (each adds latency: reduce gradients in buckets, as DDP does)"
+_UNBUCKETED = " (each adds latency; with the buckets of DDP there would be few)"
 _RUN_LABELS = {
     "other": "other",
     "start": "start (imports, rendezvous)",

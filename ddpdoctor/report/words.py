@@ -75,7 +75,7 @@ RECORDINGS = {
 """Labels of the recordings from which causes can be measured, see :class:`ddpdoctor.measure.summary.Speaker`."""
 
 EXCLUDED = {
-    "thinned": "with only their total time recorded",
+    "thinned": "recorded briefly to limit overhead",
     "no collective that all ranks share": "without a collective that every rank recorded",
     "no measured step before it": "directly after an excluded step",
     "no step before it in the window": "at the start of the profiler window",

@@ -186,7 +186,7 @@ def test_excluded_steps_are_shown_with_reasons():
     steps = replace(samples.unhealthy().steps, count=1200, measured=327, set_aside=aside)
     assert (
         steps_measured(steps)
-        == "327 of 1,200 steps measured (excluded: 870 with only their total time recorded, 3 warm-up)"
+        == "327 of 1,200 steps measured (excluded: 870 recorded briefly to limit overhead, 3 warm-up)"
     )
 
 
