@@ -396,8 +396,8 @@ def _print_places(finding: Finding, console: Console, verbose: bool) -> None:
     """Print the source lines and their callers; without ``verbose`` only the first one, or one of each rank."""
     for shown in map(place, finding.where[:MAX_LISTED] if verbose else lines_of_ranks(finding)[:_MAX_PLACES]):
         if verbose:
-            print_line(console, f"  at {shown.full} in {shown.function}")
-        if shown.callers or (shown.text and not verbose):
+            print_line(console, f"  {shown.rank}at {shown.full} in {shown.function}")
+        if shown.callers or ((shown.text or shown.rank) and not verbose):
             print_line(console, f"    called at {shown.called_at}" if verbose else f"  {shown.call_path}")
         for line in shown.text:
             style = "" if line.is_target else "dim"

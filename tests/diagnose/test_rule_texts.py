@@ -61,7 +61,7 @@ def test_ranks() -> None:
     [
         ({"persistence": "always"}, "in every step"),
         ({"persistence": "periodic", "period_steps": 50}, "every 50 steps"),
-        ({"persistence": "range", "first_step": 100, "last_step": 139}, "in steps 100 to 139"),
+        ({"persistence": "range", "first_step": 100, "last_step": 139}, "in every step from 100 to 139"),
         ({"persistence": "random", "steps_hit": 12, "steps_seen": 118}, "in 12 of 118 steps"),
         ({"persistence": "random"}, "in some steps"),
         ({"persistence": "always", "steps_seen": 1}, "in the one recorded step"),
