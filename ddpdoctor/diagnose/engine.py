@@ -177,8 +177,7 @@ def _without_reported_ranks(
     return tree | {group: tree[group] | {name: [rank for rank in ranks if rank not in reported]}}
 
 
-_SAME_STEP = 1.02
-"""Mean steps up to this ratio count as the same."""
+_SAME_STEP = 1.02  # mean steps up to this ratio count as the same
 _Candidate = tuple[dict[str, Any] | None, str | None]
 """A cost and its path in the facts. The cost is None if the rule has none; the path is None if the cost is not a fact."""
 
@@ -400,8 +399,7 @@ class _Run:
         }
 
     def _step_with_cost_ms(self, mean_ms: float | None) -> float | None:
-        """The mean step to which the cost's share and speedup refer. It is longer than the mean of the measured steps, ``mean_ms``, if some
-        steps with the cause were excluded."""
+        """The mean step to which the cost's share refers. It is longer than that of the measured steps if some steps with the cause were not."""
         cost = self.cost
         if mean_ms is None or not cost or not cost["share"] or cost["persistence"] == "always":
             return mean_ms
@@ -410,8 +408,8 @@ class _Run:
 
     def _explanation(self, names: dict[str, Any]) -> str:
         short = self.common.short_window if self._is_from_short_window() else None
-        close = self.cost is not None and self.cost["waiting_ms_per_step"] is not None
-        added = [*([short.explain] if short else []), *([self.common.close] if close else [])]
+        added = [short.explain] if short else []
+        added += [self.common.close] if self.cost and self.cost["waiting_ms_per_step"] is not None else []
         return rule_texts.render("\n\n".join([self.rule.explain, *added]), names)
 
     def _is_from_short_window(self) -> bool:
