@@ -399,7 +399,7 @@ class _Run:
         }
 
     def _step_with_cost_ms(self, mean_ms: float | None) -> float | None:
-        """The mean step to which the cost's share refers. It is longer than that of the measured steps if some steps with the cause were not."""
+        """The mean step to which the cost's share refers: longer than the measured ones if steps with the cause were excluded."""
         cost = self.cost
         if mean_ms is None or not cost or not cost["share"] or cost["persistence"] == "always":
             return mean_ms

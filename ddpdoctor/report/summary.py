@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from posixpath import basename
@@ -57,9 +58,7 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
         median = "" if diagnosis.steps.measured == 1 else " (median)"
         return f"A step takes {words.milliseconds(median_ms)}{median}{_largest_part(diagnosis)}."
     if finding.costs_ms_per_step is None and finding.costs_s is not None:
-        # The headline may have it.
-        in_headline = words.seconds(finding.costs_s) in diagnosis.verdict.headline
-        return "" if in_headline else _total_sentence(finding)
+        return "" if _has_duration(diagnosis.verdict.headline, finding.costs_s) else _total_sentence(finding)
     gain = words.speedup_text(finding)
     if finding.at_most:
         return _saving_sentence("at most", finding, gain, diagnosis)
@@ -73,6 +72,15 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
     ]
     text = "; ".join(filter(None, clauses))
     return f"{text}." if text else ""
+
+
+def _has_duration(text: str, seconds: float) -> bool:
+    """Whether a text of a rule has this duration."""
+    in_rules = words.seconds(seconds).replace(".00 ", " ").replace(".0 ", " ")
+    return any(
+        re.search(rf"(?<![\w.]){re.escape(duration)}(?![\w.]| \d)", text)
+        for duration in {words.seconds(seconds), in_rules}
+    )
 
 
 def _is_part_of_joint_cost(finding: Finding) -> bool:

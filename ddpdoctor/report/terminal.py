@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -178,20 +179,21 @@ def _print_unexplained(diagnosis: Diagnosis, console: Console) -> None:
         fixes = (f"{words.fix_label(fix)}: {fix.title}" for fix in finding.fixes[:1])
         if said := ". ".join(filter(None, (title, *fixes))):
             style = SEVERITY_STYLES.get(finding.severity, "")
-            print_wrapped(console, Text.assemble((plain(finding.rule), style), plain(f": {said}")))
+            print_wrapped(console, Text.assemble((plain(finding.rule), style), plain(truncated(f": {said}"))))
 
 
 def _effects_below_causes(findings: list[Finding]) -> list[Finding]:
     """The findings in their order, with each effect below its cause."""
-    ordered: list[Finding] = []
+    rules = {finding.rule for finding in findings}
+    effects: defaultdict[str | None, list[Finding]] = defaultdict(list)
     for finding in findings:
-        causes = [place for place, each in enumerate(ordered) if each.rule == finding.caused_by]
-        place, above = causes[-1] + 1 if causes else len(ordered), {finding.caused_by}
-        while place < len(ordered) and ordered[place].caused_by in above:
-            above.add(ordered[place].rule)
-            place += 1
-        ordered.insert(place, finding)
-    return ordered
+        effects[finding.caused_by if finding.caused_by in rules else None].append(finding)
+    ordered: list[Finding] = []
+    waiting = effects.pop(None, [])[::-1]
+    while waiting:
+        ordered.append(waiting.pop())
+        waiting += effects.pop(ordered[-1].rule, [])[::-1]
+    return ordered + [finding for left in effects.values() for finding in left]
 
 
 def _hta_sentence(results: Mapping[str, Any]) -> str:

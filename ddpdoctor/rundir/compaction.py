@@ -47,7 +47,7 @@ _MOST_EVERY = 2**44
 
 STEP_LINE = re.compile(rb'\{"(step|device)": ?(\d{1,16})[,}]')
 """Beginning of the line of a step, or of its device times."""
-STEP_LINES = re.compile(rb'^\{"step": ?(\d{1,16})[,}]', re.MULTILINE)
+STEP_LINES = re.compile(rb'^\{"step": ?(\d{1,15})[,}]', re.MULTILINE)
 """Beginnings of the lines of steps."""
 _TAIL_BYTES = (64 * 1024, 4 * 1024 * 1024)
 """Bytes at the end of a log in which its last step is searched for: usual lines, and the longest."""

@@ -124,7 +124,7 @@ class WriterMark:
                     WRITER_FILE, folder, owned.encoded({**self._document, "closed_ns": time.time_ns()})
                 )
         # The job may have closed all files that it did not open; the descriptor may be one of the job's now.
-        if owned.file_identity(self._handle) == self._file:
+        if self._file is not None and owned.file_identity(self._handle) == self._file:
             os.close(self._handle)
         self._file = None
 

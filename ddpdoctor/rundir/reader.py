@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, BinaryIO, Callable
 
 from . import layout
-from .attempts import attempts_of, starts_of
+from .attempts import Attempt, attempts_of, starts_of
 from .compaction import STEP_LINES, last_step, stream_end_of, stream_shift
 from .draining import spools_of
 from .files import folders_in, is_regular, parsed, read_json, reading, reason_of, unreadable
@@ -128,7 +129,7 @@ class RankRecord:
         """Bytes of the step log before thinning, by which recordings of the same rank are compared."""
         return self._copied_bytes + len(self._uncopied)
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Number of steps that the rank has taken in this recording, from the end of its step log; 0 if none is there."""
         if found := STEP_LINES.findall(self._uncopied):
@@ -361,6 +362,14 @@ def _separate_equal_hostnames(records: list[RankRecord], notes: list[Note]) -> N
     ]
 
 
+def _longest(attempts: list[Attempt]) -> int:
+    """Place of the attempt with the most steps; of equal ones, of that with the longest log."""
+    if len(attempts) == 1:
+        return 0
+    sizes = [(each.steps, each.recorded_bytes, each.started_ns or 0) for each in attempts]
+    return sizes.index(max(sizes))
+
+
 def _choose(
     records: list[RankRecord], of_job: list[RankRecord], number: int | None, notes: list[Note]
 ) -> list[RankRecord]:
@@ -370,8 +379,7 @@ def _choose(
     if number is not None and not 1 <= number <= len(attempts):
         raise UnknownAttemptError(number, len(attempts))
     if attempts:
-        longest = max(attempts, key=lambda each: (each.steps, each.recorded_bytes, each.started_ns or 0))
-        place = attempts.index(longest) + 1 if number is None else number
+        place = _longest(attempts) + 1 if number is None else number
         counted = {record.path for attempt in attempts for record in attempt.ranks}
         paths = {record.path for record in attempts[place - 1].ranks}
     else:

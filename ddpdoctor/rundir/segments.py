@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from contextlib import suppress
 
 from .layout import WORKERS_FILE, opened_spool
-from .owned import file_identity, identity_of, open_file, read_file
+from .owned import file_identity, identity_of, open_file, read_file, replace_file
 
 SEGMENT_BYTES = 64 * 1024
 SHORT_SEGMENT_BYTES = 16 * 1024
@@ -96,9 +97,20 @@ class Segment:
         Called on another thread than the one that writes. Raises OSError."""
         lines = whole_lines(self.memory[: self.used])
         self._saved, self.size = len(lines), 0
-        with open(open_file(self.name, folder, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as out:
-            out.write(lines)
-            self._named = file_identity(out.fileno())
+        handle = open_file(self.name, folder, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            with open(handle, "wb") as out:
+                out.write(lines)
+                named = file_identity(handle)
+        except OSError:
+            os.unlink(self.name, dir_fd=folder)
+            raise
+        self._named = named
+
+    def save_detached(self, folder: int) -> None:
+        """Write what of its content is not in ``folder``. For a segment to which nothing is written any more. Raises OSError."""
+        if self.bytes_in_file(folder) < self.used:
+            replace_file(self.name, folder, bytes(self.memory[: self.used]))
 
     def close(self) -> None:
         """Release the mapping. If the job has closed all files that it did not open, its descriptor may be one of the job's now:
@@ -123,7 +135,11 @@ def room_for_segment(folder: int) -> int:
         if left < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with os.scandir(folder) as entries:
-        waiting = sum(each.stat().st_size for each in entries if _is_segment(each.name))
+        waiting = 0
+        for each in entries:
+            if _is_segment(each.name):
+                with suppress(FileNotFoundError):  # just copied
+                    waiting += each.stat().st_size
     if waiting > min(LIMIT_BYTES, limit):
         if size < SEGMENT_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -156,7 +156,10 @@ class Spool:
                 raise
         self._streams: dict[str, Segment] = {}
         self._shared: list[tuple[Segment, memoryview]] = []
-        self._no_room_until_s = 0.0
+        self._detached: list[Segment] = []
+        """Full segments of a removed spool that are not in its files; the segment after each is in no file either."""
+        self._no_room_until_s: dict[str, float] = {}
+        """By stream."""
         self._changed_ns = 0
         self._closed = False
         self.dropped = 0
@@ -184,7 +187,7 @@ class Spool:
             return False
 
     def _next_segment(self, stream: str, full: Segment | None, least: int) -> Segment:
-        if time.monotonic() < self._no_room_until_s:
+        if time.monotonic() < self._no_room_until_s.get(stream, 0.0):
             raise OSError(self.error or "there was no room a moment ago")
         try:
             with layout.opened_spool(self.directory) as spool_fd:
@@ -209,17 +212,21 @@ class Spool:
         except OSError as error:
             if self.is_from_job_handler(error):
                 raise
-            if not isinstance(error, FileNotFoundError) or full is None or full.is_unnamed:
-                self._no_room_until_s = time.monotonic() + RETRY_S
+            if not isinstance(error, FileNotFoundError) or (full is not None and full.is_unnamed):
+                self._no_room_until_s[stream] = time.monotonic() + RETRY_S
                 raise self._reason(error) from error
-            # The spool was removed. ``restore`` will save this segment, or the next one its bytes.
-            unsaved = full.memory[: full.used]
-            segment = Segment(full.name, None, full.start, max(UNNAMED_BYTES, len(unsaved) + least))
-            segment.memory[: len(unsaved)] = unsaved
-            segment.used = len(unsaved)
-            self._streams[stream] = segment
+            return self._unnamed_segment(stream, full, least)
         if full is not None:
             full.close()
+        return segment
+
+    def _unnamed_segment(self, stream: str, full: Segment | None, least: int) -> Segment:
+        """A segment for a stream of a removed spool; ``restore`` saves it, and the one before it."""
+        position = 0 if full is None else full.start + full.used
+        segment = Segment(f"{stream}.{position:015d}", None, position, max(UNNAMED_BYTES, least))
+        if full is not None and full not in self._detached:
+            self._detached.append(full)
+        self._streams[stream] = segment
         return segment
 
     def _reason(self, error: OSError) -> OSError:
@@ -246,13 +253,18 @@ class Spool:
                 replace_file(layout.TARGET_FILE, spool_fd, os.fsencode(self._target))
                 self._writing.end()
                 self._writing = WriterMark(spool_fd)
+                # In the order of their positions, because a copier fills gaps.
+                for segment in self._detached[:]:
+                    segment.save_detached(spool_fd)
+                    self._detached.remove(segment)
+                    segment.close()
                 for segment in list(self._streams.values()):
                     try:
                         if not segment.is_in(spool_fd):
                             segment.save(spool_fd)
                     except (FileExistsError, ValueError):
                         continue  # the writing thread has created or closed it meanwhile
-        self._no_room_until_s = 0.0
+        self._no_room_until_s.clear()
         return True
 
     def _is_complete(self, spool_fd: int) -> bool:
@@ -263,8 +275,10 @@ class Spool:
         missing = [each for each in list(self._streams.items()) if not each[1].is_in(spool_fd)]
         # A segment does not count as missing if it was full, copied and removed meanwhile: then another has replaced it in its
         # stream.
-        return self._writing.is_in(spool_fd) and all(
-            self._streams.get(name) is not old for name, old in missing
+        return (
+            not self._detached
+            and self._writing.is_in(spool_fd)
+            and all(self._streams.get(name) is not old for name, old in missing)
         )
 
     def keep(self, name: str, data: bytes) -> None:
@@ -335,7 +349,7 @@ class Spool:
     def close(self) -> None:
         """Close the segments. Their files remain until they have been copied."""
         self._closed = True
-        segments, self._streams = list(self._streams.values()), {}
+        segments, self._streams = [*self._detached, *self._streams.values()], {}
         for segment, numbers in self._shared:
             numbers.release()
             segments.append(segment)

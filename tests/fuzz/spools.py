@@ -89,7 +89,7 @@ class _Trial:
     def fill(self) -> None:
         self.storage.free_mb = self.chance.choice((0.0, 2.0, 6.0, 60.0))
         if self.chance.random() < 0.5:
-            self.spool._no_room_until_s = 0.0
+            self.spool._no_room_until_s.clear()
 
     def remove_log(self) -> None:
         with self.lock:

@@ -6,12 +6,14 @@ import gzip
 import json
 import sys
 import sysconfig
+from collections import UserDict
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import pytest
 import torch
 
-from ddpdoctor.hook.job import CodeKinds, Lines, input_elements
+from ddpdoctor.hook.job import CodeKinds, Lines, input_elements, tensor_bytes
 from ddpdoctor.rundir import EventKind, LineField, Mark
 from tests.python import NEEDS_STACKS
 from tests.rundir.stepfields import COMMON_FIELDS, FIELDS_OF
@@ -275,6 +277,50 @@ def test_the_size_of_inputs_in_whatever_they_come() -> None:
     tensor = torch.zeros(2, 3)
     assert input_elements((tensor, {"mask": tensor, "more": [tensor, "text"]}, None, 3)) == 18
     assert input_elements(()) == 0
+
+
+class _AnswersAll(dict):  # type: ignore[type-arg]
+    __getattr__ = dict.get
+
+
+class _Lazy(UserDict):  # type: ignore[type-arg]
+    def __getitem__(self, key: object) -> object:
+        raise AssertionError("the job's code was called")
+
+    values = keys = __iter__ = __getitem__  # type: ignore[assignment]
+
+
+class _OwnTensor(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *_: object, **__: object) -> object:
+        raise AssertionError("the job's code was called")
+
+
+class _Pair(NamedTuple):
+    image: torch.Tensor
+    label: int
+
+
+def test_bytes_of_a_batch() -> None:
+    """Of the memory behind its tensors, without calling the job's code; unknown rather than wrong."""
+    row = torch.zeros(4)
+    assert tensor_bytes([row, {"a": (row, 3, "text"), "b": [[row]]}, None]) == 48
+    assert tensor_bytes(_AnswersAll(a=row)) == tensor_bytes(_Pair(row, 1)) == 16
+    lazy = _Lazy()
+    lazy.data = {"ids": row}
+    assert tensor_bytes(lazy) == 16
+    assert tensor_bytes(torch.zeros(1).expand(10**9)) == 4
+    loop: list[object] = [row]
+    loop.append(loop)
+    several = [
+        loop,
+        [[*range(2000)], [*range(2000)]],
+        torch.zeros(2, 2).to_sparse(),
+        row.as_subclass(_OwnTensor),
+        object(),
+    ]
+    for unknown in (*several, {}, 3, [row] * 3000):
+        assert tensor_bytes(unknown) is None
 
 
 @pytest.mark.torchrun

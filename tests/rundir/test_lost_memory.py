@@ -14,8 +14,8 @@ import pytest
 
 from ddpdoctor.rundir import Spool, drain, make_spool_root
 from ddpdoctor.rundir import spool as spool_module
-from ddpdoctor.rundir.liveness import is_over
-from ddpdoctor.rundir.segments import SHORT_LIMIT_BYTES, SHORT_SEGMENT_BYTES
+from ddpdoctor.rundir.liveness import WriterMark, is_over
+from ddpdoctor.rundir.segments import SHORT_LIMIT_BYTES, SHORT_SEGMENT_BYTES, UNNAMED_BYTES
 from tests.fuzz.spools import failures
 from tests.launch.launched import make_run
 
@@ -131,6 +131,60 @@ def test_a_removed_spool_takes_no_step_that_follows(rank: Rank, remove: Callable
     assert rank.steps() == [step for step in range(rank.step) if step not in {*rank.lost}]
 
 
+@pytest.mark.parametrize("stream", ["memory.jsonl", STEPS])
+def test_another_stream_of_a_removed_spool_takes_no_step(rank: Rank, stream: str) -> None:
+    """It is new, or its memory is full."""
+    rank.take(20)
+    rank.copy()
+    remove_root(rank)
+    assert rank.spool.write(stream, b'{"note":"m"}\n')
+    for _ in range(3):
+        rank.spool.write("samples.jsonl", b"x" * (UNNAMED_BYTES // 2) + b"\n")
+    rank.take(2000)
+    assert rank.spool.restore() and not rank.lost
+    rank.copy()
+    assert rank.steps() == list(range(2020))
+
+
+def test_a_file_that_vanishes_while_room_is_counted_is_no_removal(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank then writes to memory of its own, whose name no file has; nothing is lost if no line follows."""
+    rank.take(400)
+    room = spool_module.room_for_segment
+
+    def vanished(folder: int) -> int:
+        monkeypatch.setattr(spool_module, "room_for_segment", room)
+        raise FileNotFoundError(errno.ENOENT, "vanished")
+
+    monkeypatch.setattr(spool_module, "room_for_segment", vanished)
+    rank.take(520)
+    assert not rank.lost and rank.spool.restore() and not rank.spool.restore()
+    rank.spool.close()
+    drain(rank.spool.directory)
+    assert rank.steps() == list(range(920)) and not rank.notes()
+
+
+def test_a_spool_is_restored_again_after_a_failure(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank.take(20)
+    rank.copy()
+    remove_spool(rank)
+    rank.take(2000)
+    marks = spool_module.WriterMark
+
+    def full(folder: int) -> WriterMark:
+        monkeypatch.setattr(spool_module, "WriterMark", marks)
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(spool_module, "WriterMark", full)
+    with pytest.raises(OSError, match="full"):
+        rank.spool.restore()
+    assert rank.spool.restore() and not rank.spool.restore() and not rank.lost
+    rank.copy()
+    assert rank.steps() == list(range(2020))
+    rank.spool.close()
+
+
 def test_what_was_lost_is_said_in_its_place(rank: Rank) -> None:
     """Full segments that were removed before they were copied: nobody has their memory any more."""
     rank.take(20)
@@ -194,7 +248,7 @@ def test_what_storage_has_left_is_for_the_job(rank: Rank, monkeypatch: pytest.Mo
     assert rank.spool.dropped == 5 and rank.lost == [0, 1, 2, 3, 4]
     assert "shm-size" in str(rank.spool.error) and "0.5 of 67 MB are free" in str(rank.spool.error)
     with_room(monkeypatch, 60)
-    monkeypatch.setattr(rank.spool, "_no_room_until_s", 0.0)
+    rank.spool._no_room_until_s.clear()
     rank.take(5)
     rank.copy()
     assert rank.steps() == [5, 6, 7, 8, 9]

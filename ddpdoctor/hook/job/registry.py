@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import weakref
+from collections import UserDict
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, Callable, Generic, Optional, TypeVar
@@ -105,21 +105,45 @@ def input_elements(values: Any, nested: int = 2) -> int:
     return total
 
 
-_MOST_ENTRIES = 1024
-"""Entries of a list or dictionary that are searched for tensors."""
+_MOST_VISITS = 2048
+"""Entries of a batch that are searched for tensors."""
+_MOST_BATCH_BYTES = 1 << 48
 
 
-def tensor_bytes(value: Any, nested: int = _DEEPEST_BATCH) -> int:
-    """Bytes of the tensors in a batch, including those in lists and dictionaries."""
-    if hasattr(value, "element_size"):
-        return int(value.numel() * value.element_size())
-    if not nested:
-        return 0
-    if hasattr(value, "values") and hasattr(value, "keys") and callable(value.values):
-        value = list(itertools.islice(value.values(), _MOST_ENTRIES))
-    if not isinstance(value, (list, tuple)):
-        return 0
-    return sum(tensor_bytes(each, nested - 1) for each in value[:_MOST_ENTRIES])
+def tensor_bytes(batch: Any) -> int | None:
+    """Bytes of the memory behind the tensors in a batch, including those in nested lists, tuples and dictionaries; None if there are none,
+    or if the batch has more entries, or other kinds of values, than are searched. Calls no code of the job: neither methods of its classes
+    nor ``__torch_function__``."""
+    torch, total, waiting, visits = sys.modules["torch"], 0, [batch], 0
+    while waiting:
+        value = waiting.pop()
+        visits += 1
+        entries = _entries(value)
+        if type(value) is torch.Tensor and value.layout is torch.strided:
+            total += value.untyped_storage().nbytes()
+        elif entries is None or visits + len(waiting) + len(entries) > _MOST_VISITS:
+            return None
+        else:
+            waiting.extend(entries)
+    return total if 0 < total < _MOST_BATCH_BYTES else None
+
+
+def _entries(value: Any) -> Any:
+    """The entries of a dictionary, list or tuple; () of a value without tensors; None if unknown."""
+    kind = type(value)
+    if issubclass(kind, UserDict):  # such as Transformers' BatchEncoding
+        value = object.__getattribute__(value, "__dict__").get("data")
+        kind = type(value)
+    if issubclass(kind, dict):
+        return dict.values(value)
+    for base in (list, tuple):
+        if issubclass(kind, base):
+            return value if kind is base else base(base.__iter__(value))
+    return () if kind in _PLAIN else None
+
+
+_PLAIN = (int, float, bool, str, bytes, type(None))
+"""Types of values that have no tensors."""
 
 
 _WORKER_INFO = "get_worker_info"

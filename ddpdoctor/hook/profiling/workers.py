@@ -44,9 +44,18 @@ class _Counts(NamedTuple):
     batches: int = 0
     preparing_ns: int = 0
     squares_ms2: float = 0.0
-    bytes: int = 0
+    bytes: int | None = 0
     cpu_ns: int = 0
     run_delay_ns: int = 0
+
+
+def _added(size: int | None, batch: Any) -> int | None:
+    """``size`` and the bytes of a batch; None if one is unknown."""
+    try:
+        own = None if size is None else tensor_bytes(batch)
+    except Exception:
+        return None
+    return None if size is None or own is None else size + own
 
 
 class WorkerRecorder:
@@ -58,9 +67,9 @@ class WorkerRecorder:
         self._pid, self._thread_id = os.getpid(), get_ident()
         self._times = ThreadTimes()
         self._sleep_detector = _SleepDetector()
-        self._state = 0, 0, 0.0, 0, 0
-        """Batches, ns of preparing them, squares of their ms, bytes of their tensors, and the start of the batch in progress by the
-        performance counter, or 0. The first batch is not counted."""
+        self._state: tuple[int, int, float, int | None, int] = 0, 0, 0.0, 0, 0
+        """Batches, ns of preparing them, squares of their ms, bytes of their tensors (None once those of one are unknown), and the start of
+        the batch in progress by the performance counter, or 0. The first batch is not counted."""
         self._written = _Counts()
         self._is_first = True
         self._began_ns = 0
@@ -93,7 +102,7 @@ class WorkerRecorder:
         else:
             if not isinstance(result, BaseException):
                 batches += 1
-                size += tensor_bytes(result)
+                size = _added(size, result)
             preparing_ns += took_ns
             squares_ms2 += (took_ns / 1e6) ** 2
         self._state = batches, preparing_ns, squares_ms2, size, 0
@@ -202,7 +211,7 @@ class WorkerRecorder:
             f"{WorkerField.BATCHES.next_key}{counts.batches - before.batches}"
             f"{WorkerField.PREPARING_NS.next_key}{max(0, counts.preparing_ns - before.preparing_ns)}"
             f"{WorkerField.SQUARES_MS2.next_key}{counts.squares_ms2 - before.squares_ms2:.6g}"
-            f"{WorkerField.BYTES.next_key}{counts.bytes - before.bytes}"
+            f"{WorkerField.BYTES.next_key}{'null' if counts.bytes is None else counts.bytes - (before.bytes or 0)}"
             f"{WorkerField.CPU_NS.next_key}{max(0, counts.cpu_ns - before.cpu_ns) if known else 'null'}"
             f"{WorkerField.RUN_DELAY_NS.next_key}{max(0, counts.run_delay_ns - before.run_delay_ns) if known else 'null'}"
             f"{WorkerField.SAMPLES.next_key}[{rows}]{WorkerField.HELD.next_key}[{held}]}}\n"
