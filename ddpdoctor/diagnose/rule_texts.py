@@ -277,6 +277,15 @@ def each_ms(cost: Mapping[str, Any]) -> float | None:
     return None if found is None else float(found)
 
 
+def evened_ms(cost: Mapping[str, Any], before_ms: float, job: Mapping[str, Any]) -> float | None:
+    """Step time with the same total work in even shards, ms: the others then have a part of what these ranks have too much; None if it is
+    unknown, or not shorter."""
+    ranks_of_cost, world_size = cost["ranks"] or [], job["world_size"] or 0
+    if not 0 < len(ranks_of_cost) < world_size or ms(before_ms / cost["speedup"]) == ms(before_ms):
+        return None
+    return float(before_ms - cost["ms_per_step"] * (1 - len(ranks_of_cost) / world_size))
+
+
 _MAX_STEPS = 4
 
 
@@ -423,7 +432,7 @@ def _environment() -> jinja2.Environment:
 
     filters = (
         *(ms, percent, size, number, hours, count, ordinal, since, sentence),
-        *(line, call, function, at, in_forward, often, each_ms, beside_others),
+        *(line, call, function, at, in_forward, often, each_ms, evened_ms, beside_others),
         *(stopped, condition, all_ranks, others, headroom, preparation, programs, slow_workers),
         *(run_by_all, off_cpu),
     )

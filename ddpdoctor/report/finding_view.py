@@ -228,14 +228,15 @@ def place(where: CodeLine) -> Place:
     name = where.file.replace("\\", "/").rpartition("/")[2] or where.file
     suffix = f":{where.line}" if where.line > 0 else ""
     short, full = f"{name}{suffix}", f"{where.file}{suffix}"
+    function = function_name(where.function)
     if not isinstance(where, Where):
-        return Place(short, full, function_name(where.function), "")
+        return Place(short, full, function, "")
     # A share of 100 % is not shown.
     share = "" if where.share is None or where.share > 0.995 else words.percent(where.share)
     lines = list(enumerate(where.text.lines, where.text.first_line)) if where.text else []
     while lines and not lines[-1][1].strip():
         lines.pop()
-    seen, callers = (short, function_name(where.function)), []
+    seen, callers = (short, function), []
     for caller in map(place, where.callers):
         if (caller.short, caller.function) != seen:  # not a comprehension's own frame
             callers.append(caller)
@@ -252,7 +253,7 @@ def place(where: CodeLine) -> Place:
     return Place(
         short,
         full,
-        function_name(where.function),
+        function,
         share,
         callers,
         f"and {words.count(where.more_callers, 'more place')}"

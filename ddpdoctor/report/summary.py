@@ -85,10 +85,10 @@ def _has_duration(text: str, seconds: float) -> bool:
 
 def _is_part_of_joint_cost(finding: Finding) -> bool:
     """Whether fixing it alone saves clearly more or less than its cost, because other ranks are late in the same steps."""
-    share, gain = finding.share, finding.speedup_if_fixed
-    return bool(share and gain) and abs(1.0 - 1.0 / (gain or 1.0) - (share or 0.0)) > _MIN_DIFFERENCE * (
-        share or 0.0
-    )
+    if not finding.share or not finding.speedup_if_fixed:
+        return False
+    saved_share = 1.0 - 1.0 / finding.speedup_if_fixed
+    return abs(saved_share - finding.share) > _MIN_DIFFERENCE * finding.share
 
 
 _MIN_DIFFERENCE = 0.02

@@ -92,6 +92,8 @@ def last_step(handle: int) -> int | None:
     for tail in _TAIL_BYTES:
         if found := STEP_LINES.findall(os.pread(handle, tail, max(0, size - tail))):
             return int(found[-1])
+        if tail >= size:
+            break
     return None
 
 

@@ -127,12 +127,13 @@ class RankRecord:
     @property
     def recorded_bytes(self) -> int:
         """Bytes of the step log before thinning, by which recordings of the same rank are compared."""
-        return self._copied_bytes + len(self._uncopied)
+        copied, rest = self._log_end()
+        return copied + len(rest)
 
     @cached_property
     def steps(self) -> int:
         """Number of steps that the rank has taken in this recording, from the end of its step log; 0 if none is there."""
-        if found := STEP_LINES.findall(self._uncopied):
+        if found := STEP_LINES.findall(self._log_end()[1]):
             return int(found[-1]) + 1
         try:
             with reading(os.path.join(self.path, layout.STEPS_FILE)) as source:
@@ -141,16 +142,10 @@ class RankRecord:
             return 0
         return 0 if last is None else last + 1
 
-    @property
-    def _copied_bytes(self) -> int:
-        return stream_end_of(os.path.join(self.path, layout.STEPS_FILE))
-
-    @property
-    def _uncopied(self) -> bytes:
-        """The end of the step log that is only in the spool."""
-        return (
-            b"" if self.spool is None else uncopied_bytes(self.spool, layout.STEPS_FILE, self._copied_bytes)
-        )
+    def _log_end(self) -> tuple[int, bytes]:
+        """Bytes of the step log that were copied, before thinning, and its rest, which is only in the spool."""
+        copied = stream_end_of(os.path.join(self.path, layout.STEPS_FILE))
+        return copied, b"" if self.spool is None else uncopied_bytes(self.spool, layout.STEPS_FILE, copied)
 
 
 def _skip_line(source: BinaryIO) -> bytes:

@@ -25,8 +25,6 @@ KEPT_FREE_SHARE = 1 / 64
 """Share of the storage that is never used, because data loader workers crash without it."""
 UNNAMED_BYTES = 1024 * 1024
 """Size of a segment of a removed spool: more than a rank writes until its writer thread restores the spool."""
-_NO_FILE = (0, 0)
-"""No file has this identity."""
 _POSITION_DIGITS = 18
 """Upper limit of the digits of a position; no stream is that long."""
 
@@ -46,7 +44,7 @@ class Segment:
         self._saved: int | None = None
         if folder is None:
             self._file: tuple[int, int] | None = None
-            self._named: tuple[int, int] | None = _NO_FILE
+            self._named: tuple[int, int] | None = None
             self._handle = -1
             self.memory = mmap.mmap(-1, size)
         else:
@@ -80,11 +78,11 @@ class Segment:
     @property
     def is_unnamed(self) -> bool:
         """Whether no file has its content, because the spool was removed."""
-        return self._named == _NO_FILE
+        return self._named is None
 
     def is_in(self, folder: int) -> bool:
         """Whether a file in ``folder`` still has its content, according to the file's metadata."""
-        return identity_of(self.name, folder) == self._named
+        return self._named is not None and identity_of(self.name, folder) == self._named
 
     def bytes_in_file(self, folder: int) -> int:
         """Number of its bytes that a file in ``folder`` has."""

@@ -262,7 +262,7 @@ class WorkerField(_Name):
     SQUARES_MS2 = "q"
     """Sum of the squares of the batches' times, ms²."""
     BYTES = "b"
-    """Bytes of the batches' tensors, which pass through shared memory."""
+    """Bytes of the memory behind the batches' tensors, which pass through shared memory; null if unknown."""
     CPU_NS = "cpu"
     """CPU time of its main thread in the span, ns; null if unknown."""
     RUN_DELAY_NS = "runq"

@@ -9,12 +9,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
 from ddpdoctor.rundir import Spool, drain, make_spool_root
 from ddpdoctor.rundir import spool as spool_module
-from ddpdoctor.rundir.liveness import WriterMark, is_over
+from ddpdoctor.rundir.liveness import is_over
 from ddpdoctor.rundir.segments import SHORT_LIMIT_BYTES, SHORT_SEGMENT_BYTES, UNNAMED_BYTES
 from tests.fuzz.spools import failures
 from tests.launch.launched import make_run
@@ -146,18 +147,23 @@ def test_another_stream_of_a_removed_spool_takes_no_step(rank: Rank, stream: str
     assert rank.steps() == list(range(2020))
 
 
+def fails_once(monkeypatch: pytest.MonkeyPatch, name: str, error: OSError) -> None:
+    """The next use of what the spool's module calls ``name`` fails."""
+    real = getattr(spool_module, name)
+
+    def fail(folder: int) -> NoReturn:
+        monkeypatch.setattr(spool_module, name, real)
+        raise error
+
+    monkeypatch.setattr(spool_module, name, fail)
+
+
 def test_a_file_that_vanishes_while_room_is_counted_is_no_removal(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rank then writes to memory of its own, whose name no file has; nothing is lost if no line follows."""
     rank.take(400)
-    room = spool_module.room_for_segment
-
-    def vanished(folder: int) -> int:
-        monkeypatch.setattr(spool_module, "room_for_segment", room)
-        raise FileNotFoundError(errno.ENOENT, "vanished")
-
-    monkeypatch.setattr(spool_module, "room_for_segment", vanished)
+    fails_once(monkeypatch, "room_for_segment", FileNotFoundError(errno.ENOENT, "vanished"))
     rank.take(520)
     assert not rank.lost and rank.spool.restore() and not rank.spool.restore()
     rank.spool.close()
@@ -170,13 +176,7 @@ def test_a_spool_is_restored_again_after_a_failure(rank: Rank, monkeypatch: pyte
     rank.copy()
     remove_spool(rank)
     rank.take(2000)
-    marks = spool_module.WriterMark
-
-    def full(folder: int) -> WriterMark:
-        monkeypatch.setattr(spool_module, "WriterMark", marks)
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(spool_module, "WriterMark", full)
+    fails_once(monkeypatch, "WriterMark", OSError(errno.ENOSPC, "full"))
     with pytest.raises(OSError, match="full"):
         rank.spool.restore()
     assert rank.spool.restore() and not rank.spool.restore() and not rank.lost

@@ -51,11 +51,13 @@ class _Counts(NamedTuple):
 
 def _added(size: int | None, batch: Any) -> int | None:
     """``size`` and the bytes of a batch; None if one is unknown."""
+    if size is None:
+        return None
     try:
-        own = None if size is None else tensor_bytes(batch)
+        own = tensor_bytes(batch)
     except Exception:
         return None
-    return None if size is None or own is None else size + own
+    return None if own is None else size + own
 
 
 class WorkerRecorder:

@@ -174,9 +174,8 @@ def late_work(context: Context) -> Costs:
         )
         costs[LateCause.COMPUTE if cause in costs else cause] = computing
     if (starved := costs.get(LateCause.CPU_STARVED)) is not None:
-        costs[LateCause.CPU_STARVED] = msgspec.structs.replace(
-            starved, where=[]
-        )  # any line may wait for a core
+        # Any line may wait for a core.
+        costs[LateCause.CPU_STARVED] = msgspec.structs.replace(starved, where=[])
     costs[LateCause.TOTAL] = total
     return {f"late.{cause}": cost for cause, cost in costs.items()}
 

@@ -15,7 +15,7 @@ from ddpdoctor.measure.facts import DdpFacts, JobFacts, LoaderFacts
 from ddpdoctor.measure.graph import issue_time_ns
 from ddpdoctor.measure.numerics import covered
 from ddpdoctor.measure.places import Where
-from ddpdoctor.measure.steplog import WARM_UP_STEPS, Event, RankLog, first
+from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, first
 from ddpdoctor.measure.window import Window, event_union, in_steps, main_lane
 from ddpdoctor.rundir import EventKind
 from ddpdoctor.rundir.packages import is_well_known
@@ -112,19 +112,18 @@ def _ready_batches(logs: Sequence[RankLog]) -> dict[str, float]:
     found = []
     for log in logs:
         of_steps = [
-            (step, [event.batches_ready for event in step.events if _shows_ready(event)])
+            (step, [event.batches_ready for event in step.events if event.shows_ready_batches])
             for step in log.steps
         ]
         of_steps = [(step, ready) for step, ready in of_steps if ready]
         if of_steps:
             ready = [count for _, counts in of_steps for count in counts]
-            interval_ns = sum(step.length_ns for step, _ in of_steps) / len(ready)
-            found.append((float(np.mean(ready)), float(np.mean(ready)) * interval_ns / 1e6))
+            mean, interval_ns = (
+                sum(ready) / len(ready),
+                sum(step.length_ns for step, _ in of_steps) / len(ready),
+            )
+            found.append((mean, mean * interval_ns / 1e6))
     return dict(zip(("ready_batches", "ready_ms"), min(found), strict=True)) if found else {}
-
-
-def _shows_ready(event: Event) -> bool:
-    return event.kind == EventKind.DATA and event.batches_ready >= 0
 
 
 def _loader_of_windows(windows: Sequence[Window]) -> LoaderFacts:

@@ -158,7 +158,7 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
             stated = enumerate(info.get("loaders") or [])
             return {int(of.get("id", place)) for place, of in stated if of.get("num_workers")}
         events = (event for step in self.steps for event in step.events)
-        return {event.loader for event in events if event.kind == EventKind.DATA and event.batches_ready >= 0}
+        return {event.loader for event in events if event.shows_ready_batches}
 
     def steps_at(self, moments: Ints) -> Ints:
         """[M] index of the step that contains each of the ``moments`` [M] (epoch ns); -1 if none does."""

@@ -108,6 +108,11 @@ class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
         return self.kind == EventKind.DATA and not self.exhausted
 
     @property
+    def shows_ready_batches(self) -> bool:
+        """Whether it is a request to a loader with workers that says how many batches were ready."""
+        return self.kind == EventKind.DATA and self.batches_ready >= 0
+
+    @property
     def reductions(self) -> tuple[Reduction, ...]:
         """The DDP modules whose gradients were reduced in this backward pass."""
         own: tuple[Reduction, ...] = ()
