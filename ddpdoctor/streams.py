@@ -1,9 +1,10 @@
-"""Handles standard streams that are closed, have no reader, or have a limited encoding."""
+"""Handles standard streams that are closed, have no reader, or have a limited encoding; waits for a file descriptor."""
 
 from __future__ import annotations
 
 import io
 import os
+import select
 import sys
 
 
@@ -33,3 +34,11 @@ def flush_stdout(code: int) -> int:
     except (OSError, ValueError):
         pass
     return code
+
+
+def is_readable(handle: int, seconds: float) -> bool:
+    """Whether ``handle`` has data or is at its end within ``seconds``. With ``poll``, because ``select`` fails for descriptors above
+    1023."""
+    waiting = select.poll()
+    waiting.register(handle, select.POLLIN)
+    return bool(waiting.poll(max(0.0, seconds) * 1000))

@@ -12,8 +12,7 @@ from typing import NoReturn
 import click
 
 import ddpdoctor
-from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.nearest import did_you_mean
+from ddpdoctor.errors import DdpDoctorError, did_you_mean
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.streams import flush_stdout, prepare_streams
 

@@ -11,8 +11,7 @@ import click
 from ddpdoctor.cli.completion import rule_ids
 from ddpdoctor.cli.main import Group
 from ddpdoctor.cli.session import load_configuration, say
-from ddpdoctor.errors import RuleError
-from ddpdoctor.nearest import did_you_mean
+from ddpdoctor.errors import RuleError, did_you_mean
 from ddpdoctor.plain import plain
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.diagnose.load import RuleSet
-from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.nearest import did_you_mean
+from ddpdoctor.errors import DdpDoctorError, did_you_mean
 from ddpdoctor.rundir import open_regular
 
 CONFIG_FILE = "ddpdoctor.toml"

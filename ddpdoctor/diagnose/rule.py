@@ -12,8 +12,7 @@ from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.conditions import compiled, paths_read
 from ddpdoctor.diagnose.frameworks import NAMES, Framework, check
 from ddpdoctor.diagnose.rule_texts import check_template
-from ddpdoctor.errors import RuleError
-from ddpdoctor.nearest import did_you_mean
+from ddpdoctor.errors import RuleError, did_you_mean
 from ddpdoctor.rundir import read_bounded
 
 

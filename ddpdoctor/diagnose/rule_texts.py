@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.diagnose.rewording import reworded_for_job
 from ddpdoctor.diagnose.worker_count import WAITS_SHARE, workers
+from ddpdoctor.errors import did_you_mean
 from ddpdoctor.measure.places import function_name, is_own_process, place_in_loop
-from ddpdoctor.nearest import did_you_mean
 from ddpdoctor.plain import plain
 from ddpdoctor.rundir import ranks_in_words, tensors_in_words
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ddpdoctor.parentdeath import die_with_parent
-from ddpdoctor.readable import is_readable
+from ddpdoctor.streams import is_readable
 from ddpdoctor.telemetry import procfs
 
 Beat = Callable[[], None]

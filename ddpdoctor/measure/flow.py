@@ -49,6 +49,7 @@ from ddpdoctor.measure.metrics import (
     reducer_work,
     series,
     step_facts,
+    throttled_beyond_others,
     timeline,
 )
 from ddpdoctor.measure.runfacts import HangFacts
@@ -113,7 +114,7 @@ def measure(
     )
     workers_work = {log.rank: work for log in graphs.logs if (work := work_of_workers(log)) is not None}
     patterns = account.patterns if account else []
-    context = _context(graphs, log_lines, gpu, telemetry, patterns, workers_work, profiler_ns)
+    context = _context(graphs, log_lines, telemetry, patterns, workers_work, profiler_ns)
     memory = memory_of(logs, telemetry)
     report(2, 5)
     ranks = _summaries(graphs, memory)
@@ -181,7 +182,6 @@ def _added_by_profiler(graphs: Graphs) -> float:
 def _context(
     graphs: Graphs,
     log_lines: LogSourceLines,
-    gpu: GpuFacts,
     telemetry: Mapping[str, HostTelemetry],
     patterns: Sequence[StepPattern],
     workers_work: Mapping[int, WorkersWork],
@@ -198,10 +198,11 @@ def _context(
         attribution=attribute(graph, short=not logs and all(window.on_device for window in windows)),
         lines=lines,
         mean_step_ms=graphs.timing.mean_cycle_ns / 1e6 if graphs.timing.groups else None,
+        log_graph=graphs.log if graphs.primary_is_window and graphs.log and graphs.log.groups else None,
         logs=logs,
         patterns=patterns,
         rare_sources=_rare_sources(graphs, log_lines),
-        throttled_ranks=gpu.throttled_ranks or (),
+        throttled_ranks=throttled_beyond_others(logs, telemetry),
         reducer=ReducerCosts(
             synced_ns=tuple(work.whole_ns if work else 0.0 for work in reducers),
             issue_ns=tuple(work.issue_ns for work in reducers if work),
@@ -211,10 +212,8 @@ def _context(
         host_timed=graphs.primary_is_log,
         profiler_ns=profiler_ns,
         cores=host_cores(telemetry, logs),
-        asleep={
-            rank: share for rank, work in workers_work.items() if (share := work.asleep_share) is not None
-        }
-        | asleep_shares(logs),
+        asleep=asleep_shares(logs)
+        | {rank: share for rank, work in workers_work.items() if (share := work.asleep_share) is not None},
     )
 
 

@@ -261,11 +261,3 @@ def idle_after(graph: Graph, kinds: Sequence[str]) -> list[Array]:
         )
         for group in graph.groups
     ]
-
-
-def without_waiting(graph: Graph, kinds: Sequence[str]) -> list[Change]:
-    """Remove synchronisations of these kinds, and the idle time that the hosts' waiting there causes."""
-    return [
-        without_sync(lambda group, k: group.syncs[k].kind in kinds),
-        without_work(idle_after(graph, kinds)),
-    ]

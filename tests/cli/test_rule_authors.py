@@ -5,8 +5,7 @@ import pytest
 from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.load import read_folder
 from ddpdoctor.diagnose.rule import read_rule
-from ddpdoctor.errors import RuleError
-from ddpdoctor.nearest import did_you_mean
+from ddpdoctor.errors import RuleError, did_you_mean
 from tests.commands import command
 
 

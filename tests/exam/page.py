@@ -51,7 +51,7 @@ state. Real jobs are recorded first, and diagnosed later.
 | rank | the rule is right | it names the ranks with the fault, and no others |
 | line | stacks were recorded and a line carries the fault | `where` begins with that line |
 | price | a rank is right, and the ground truth is that sure, and to a quarter of itself | it is within a third of the saving |
-| range | the finding has one | the saving lies in it |
+| range | the finding has one | the saving lies in it; that of a real job has an error, whose interval is added (squares) |
 | silence | always | there is no other warning or critical finding, except effects and statements that are true anyway |
 
 Of jobs with work at drawn times:

@@ -34,7 +34,8 @@ class Fault:
     """A planted fault. ``ranks``: the ranks that have it (None: all ranks equally). ``lines``: (file, line) of its work.
 
     ``price_ms``: what its removal saves while other faults remain. ``alone_ms``: its cost without the other fault.
-    ``may_be_information``: it occurs once, so that it may be reported with severity info.
+    ``may_be_information``: it occurs once, so that it may be reported with severity info. ``error_ms``: standard error of ``price_ms``;
+    0 in simulated jobs, whose costs are exact.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class Fault:
     may_be_information: bool = False
     alone_ms: float | None = None
     when: When | None = None
+    error_ms: float = 0.0
 
     @property
     def between_ms(self) -> tuple[float, float]:

@@ -16,7 +16,9 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable
+from math import hypot
 from pathlib import PurePath
+from statistics import NormalDist
 from typing import Any
 
 from .planted import Case, Fault
@@ -43,6 +45,7 @@ SMALL_SHARE = 0.07
 HIGH_PRICE_SHARE = 0.08
 PRICE_TOLERANCE = 1 / 3
 RANGE = "costs_ms_per_step_range"
+_NORMAL = NormalDist().inv_cdf(0.95)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,11 +183,19 @@ def _ask_price(
         f"{lowest_ms:.2f}" if fault.alone_ms is None else f"{fault.price_ms:.2f} ({fault.alone_ms:.2f} alone)"
     )
     ask("price", is_near, f"{fault.kind} costs {cost} ms, priced at {_listed(prices)}")
-    ranges = [finding[RANGE] for finding in fault_findings if finding.get(RANGE)]
+    ranges = [_with_error(finding, fault.error_ms) for finding in fault_findings if finding.get(RANGE)]
     if ranges:
         is_in_range = any(low <= highest_ms and lowest_ms <= high for low, high in ranges)
         spans = ", ".join(f"{low:.2f} to {high:.2f}" for low, high in ranges)
-        ask("range", is_in_range, f"{fault.kind} costs {cost} ms, range {spans}")
+        ask("range", is_in_range, f"{fault.kind} costs {cost} ms, range {spans} with the error of the cost")
+
+
+def _with_error(finding: dict[str, Any], error_ms: float) -> tuple[float, float]:
+    """The interval in which nine of ten *measured* costs lie, if nine of ten true ones lie in the finding's range: the errors of both are
+    independent, so the squares of their 90 % intervals add up."""
+    price, (low, high) = finding["costs_ms_per_step"], finding[RANGE]
+    half_ms = _NORMAL * error_ms
+    return price - hypot(price - low, half_ms), price + hypot(high - price, half_ms)
 
 
 def _per_step(finding: dict[str, Any], case: Case, diagnosis: dict[str, Any]) -> dict[str, Any]:

@@ -189,6 +189,19 @@ FINDING = {
 }
 
 
+def test_the_range_is_compared_with_a_cost_that_was_measured_with_an_error() -> None:
+    finding = {**FINDING, "costs_ms_per_step_range": [10.5, 13.0]}
+    diagnosis = {"job": {"ranks_seen": [0, 1]}, "steps": {"mean_ms": 40.0}, "findings": [finding]}
+    right = {
+        error_ms: mark(
+            Case(1, "real", 40.0, (dataclasses.replace(FAULT, error_ms=error_ms),)), diagnosis
+        ).right["range"]
+        for error_ms in (0.0, 0.5, 1.0)
+    }
+    # Half of the range is 1.5 ms, 0.5 ms too short; with the error it is hypot(1.5, 1.64 x error).
+    assert right == {0.0: 0, 0.5: 0, 1.0: 1}
+
+
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [

@@ -85,15 +85,9 @@ _TUNING = _Tuning()
 
 
 def input_amounts(ranks: Sequence[RankSteps], steps: Ints) -> Iterator[Array]:
-    """[cycles, R] samples, then elements of inputs, of each rank in these steps; NaN for unknown steps.
-
-    Elements are omitted if they are not known for every rank.
-    """
-    samples = [of_rank.samples for of_rank in ranks]
-    elements = [of_rank.elements for of_rank in ranks if of_rank.elements is not None]
-    for amounts in (samples, elements):
-        if len(amounts) == len(ranks):
-            yield values_in_steps(ranks, amounts, steps)
+    """[cycles, R] samples, then elements of inputs, of each rank in these steps; NaN for unknown steps."""
+    yield values_in_steps(ranks, [of_rank.samples for of_rank in ranks], steps)
+    yield values_in_steps(ranks, [of_rank.elements for of_rank in ranks], steps)
 
 
 def turns(work: Array, excess: Array, step_ns: float) -> Mask:

@@ -49,11 +49,10 @@ class Starved(msgspec.Struct, frozen=True):
 
 def starved_of_cpu(graph: Graph, comparison: Comparison) -> Starved | None:
     """None if no rank waits significantly longer than its expected run delay in most cycles, or if the scheduler's times are unknown."""
-    cpu = [of_rank.cpu for of_rank in graph.steps if of_rank.cpu is not None]
-    if comparison.on_device or len(cpu) < len(graph.ranks):
+    if comparison.on_device:
         return None
     delay = values_in_steps(graph.steps, [of_rank.run_delay for of_rank in graph.steps], comparison.steps)
-    ran = values_in_steps(graph.steps, cpu, comparison.steps)
+    ran = values_in_steps(graph.steps, [of_rank.cpu for of_rank in graph.steps], comparison.steps)
     known = np.asarray((~np.isnan(delay) & (ran > 0)).all(axis=1))
     if known.sum() < _TUNING.fewest:
         return None

@@ -9,21 +9,12 @@ replay without it saves. Each pricer (``Context`` → ``Costs``) handles its own
     late        late.*: work that takes longer on some ranks         why      the reason for a late rank's longer computation
     shared      shared.*: time that all ranks spend                  buckets  transfers and DDP's buckets
     rare        stalls in few steps, from the log of the whole run
-    price       Context: one cost from one replay, with its range
+    price       Context: one cost from one replay, with its range        merging  all pricers, one cost per cause
 """
-
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
-
-from msgspec.structs import replace
-
-from ddpdoctor.measure.facts import scaled
-from ddpdoctor.measure.metrics import host_idle_ns
-from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, LateCause
 
 from .buckets import Reduction, bucket_savings, disturbed_ns, favoured_cap_bytes, transfer_costs
 from .late import arrival_facts, late_work, regularly_late
+from .merging import costs_under, merge, price_all
 from .price import Context, Costs, RareSource, ReducerCosts, add_cost, price_range
 from .rare import epoch_starts, evaluations_on_some_ranks, lengthening_share, rare_costs, rare_pauses
 from .shared import (
@@ -35,85 +26,3 @@ from .shared import (
     without_reductions,
 )
 from .why import confirmed_by_events
-
-Pricer = Callable[[Context], Costs]
-
-PRICERS: tuple[Pricer, ...] = (
-    late_work,
-    shared_work,
-    epoch_starts,
-    shared_synchronisations,
-    redundant_reductions,
-    starved_of_cpu,
-    transfer_costs,
-)
-"""Pricers that replay the primary graph; they run if it has cycles. If two of them find a cost of one cause, the larger one is used; of
-equal ones the first."""
-PRICERS_OF_RECORDINGS: tuple[Pricer, ...] = (rare_pauses, evaluations_on_some_ranks)
-"""Pricers that use the recordings themselves; they always run, after :data:`PRICERS`."""
-_OF_HOSTS = ("late.host", "shared.device_sync", "shared.host", "shared.launch", "shared.outside")
-"""Paths of costs of a device's waiting for its host."""
-_TOTAL = f"late.{LateCause.TOTAL}"
-_WORK = frozenset(f"late.{cause}" for cause in LATE_COMPONENTS)
-"""Causes with components of their own. Others describe the same time (uneven work is computation) or excluded steps (evaluations),
-and add nothing to the total lateness."""
-_COMPUTING = tuple(
-    f"late.{cause}"
-    for cause in (LateCause.COMPUTE, LateCause.UNEVEN, LateCause.THROTTLED, LateCause.CPU_STARVED)
-)
-"""``late.compute`` and its more specific names; a pricer uses one of them."""
-
-
-def _without_profiler(costs: Costs, context: Context) -> Costs:
-    """The costs of a window, scaled to a step without profiler: devices wait less for hosts, and all else takes as long."""
-    idle_ns, step_ms = host_idle_ns(context.graph), context.mean_step_ms
-    if not context.profiler_ns or not step_ms:
-        return costs
-    part, spent = 1.0 - context.profiler_ns / idle_ns, ("own_ms", "typical_ms", "occurrence_ms")
-    return {
-        path: scaled(cost, part if path in _OF_HOSTS else 1.0, step_ms, also=spent)
-        for path, cost in costs.items()
-    }
-
-
-def price_all(context: Context, progress: Callable[[int, int], None] | None = None) -> Costs:
-    """Costs of all causes, each once; ``progress(done, total)`` is called before each pricer."""
-    pricers = [*(PRICERS if context.graph.groups else ()), *PRICERS_OF_RECORDINGS]
-    priced = []
-    for done, pricer in enumerate(pricers):
-        if progress is not None:
-            progress(done, len(pricers))
-        costs = pricer(context)
-        priced.append(_without_profiler(costs, context) if pricer in PRICERS else costs)
-    return merge(priced, context.mean_step_ms)
-
-
-def merge(priced: Iterable[Costs], mean_ms: float | None) -> Costs:
-    """One cost per cause: the largest that a pricer found. The log of a whole run shows rare events that a window misses.
-
-    ``late.total`` is increased by what the merged costs add to it. ``mean_ms`` is the mean step.
-    """
-    merged: Costs = {}
-    summed: Costs = {}
-    for costs in priced:
-        for path, price in costs.items():
-            if path not in merged or price.ms_per_step > merged[path].ms_per_step:
-                merged[path] = price
-                summed = costs if path == _TOTAL else summed
-    for path in sorted(_WORK & merged.keys()):
-        price, total = merged[path], merged.get(_TOTAL)
-        names = _COMPUTING if path == _COMPUTING[0] else (path,)
-        more_ms = price.ms_per_step - sum(summed[name].ms_per_step for name in names if name in summed)
-        if more_ms > 0:
-            if total is not None:
-                whole_ms = total.ms_per_step + more_ms
-                merged[_TOTAL] = add_cost(total, price, whole_ms, mean_ms or whole_ms)
-            else:
-                merged[_TOTAL] = replace(price, ranks=None)
-    return merged
-
-
-def costs_under(group: str, costs: Costs) -> Costs:
-    """Costs of one group of facts, ``late`` or ``shared``, by their names in it."""
-    prefix = f"{group}."
-    return {path.removeprefix(prefix): price for path, price in costs.items() if path.startswith(prefix)}

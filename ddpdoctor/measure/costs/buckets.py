@@ -96,16 +96,14 @@ def transfer_costs(context: Context) -> Costs:
 
 def favoured_cap_bytes(context: Context, costs: Costs) -> float | None:
     """The best bucket size for this latency and bandwidth; None if these or the exposed transfer are unknown."""
-    reduction = _reduction(context.reductions, context.message)
+    reduction = _reduction(_with_backward(context), context.message)
     exposed = costs.get(f"shared.{SharedCause.COMMUNICATION}")
     return reduction.favoured_cap() if reduction is not None and exposed is not None else None
 
 
 def _bucket_savings_of(context: Context, communication: Cost | None) -> dict[SharedCause, Cost | None]:
     """Savings of other buckets; ``communication`` is the cost of the gradients' exposed transfer."""
-    facts = context.reductions
-    if facts.backward_ms is None:
-        facts = replace(facts, backward_ms=_likely_backward_ms(context))
+    facts = _with_backward(context)
     if _reduction(facts, context.message) is None:
         return {SharedCause.NO_OVERLAP: _with_overlap(context, facts, communication)}
     return bucket_savings(
@@ -117,6 +115,14 @@ def _bucket_savings_of(context: Context, communication: Cost | None) -> dict[Sha
         disturbed_ms=disturbed_ns(context.graph) / 1e6 if context.host_timed else 0.0,
         overlappable=lambda ms: context.overlappable_transfer_ns(ms * 1e6) / 1e6,
         host_timed=context.host_timed,
+    )
+
+
+def _with_backward(context: Context) -> BucketFacts:
+    """The facts on reductions, with a likely length of the backward pass if it was not recorded."""
+    facts = context.reductions
+    return (
+        facts if facts.backward_ms is not None else replace(facts, backward_ms=_likely_backward_ms(context))
     )
 
 

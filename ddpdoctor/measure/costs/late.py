@@ -143,7 +143,7 @@ def late_work(context: Context) -> Costs:
     removals = _removals(context)
     parts = fair_shares(
         {cause: removal.work for cause, removal in removals.items()},
-        lambda work: float(context.gains_ns([without_work(work)]).mean()),
+        lambda work: float((context.measured_ns - replay_all(context.graph, [without_work(work)])).mean()),
     )
     in_cycles = {
         cause: _cost(context, cause, removal, parts[cause])

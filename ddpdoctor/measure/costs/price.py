@@ -108,12 +108,14 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     """Mean measured step as the report shows it: from the step logs if there are any, even if ``graph`` is from a window."""
     profiler_ns: float = 0.0
     """ns that the profiler adds to each cycle of ``graph``: time in which devices wait for hosts that the profiler slows down."""
+    log_graph: Graph | None = None
+    """Of the step logs, if ``graph`` is of windows."""
     logs: Sequence[RankLog] = ()
     patterns: Sequence[StepPattern] = ()
     """Of the steps of the run."""
     rare_sources: Sequence[RareSource] = ()
     throttled_ranks: Sequence[int] = ()
-    """Rank numbers whose devices' clocks were lowered."""
+    """Rank numbers whose devices' clocks were lowered more than the others'."""
     reducer: ReducerCosts = msgspec.field(default_factory=ReducerCosts)
     reductions: BucketFacts = BucketFacts()
     message: MessageCost = msgspec.field(default_factory=MessageCost)
@@ -156,10 +158,6 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         if self.cores is None or all(group.on_device for group in self.graph.groups):
             return gain_ns
         return self.overlappable_ns(gain_ns * self.cores.hidden_share)
-
-    def gains_ns(self, changes: Sequence[Change]) -> Array:
-        """[cycles] ns by which each cycle is shorter with the changes."""
-        return _gains_ns(self.graph, self.measured_ns, changes, usually=False)
 
     def cost(
         self,

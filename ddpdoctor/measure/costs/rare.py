@@ -310,10 +310,12 @@ def evaluations_on_some_ranks(context: Context) -> Costs:
     logs = context.logs
     if len(logs) < 2 or not context.mean_step_ms or not evaluated(logs):
         return {}
-    evaluating = [
-        tuple(p for p, log in enumerate(logs) if number in log.evaluated) for number, _ in context.undisturbed
-    ]
-    each_ns = np.array([[step.length_ns for step in steps] for _, steps in context.undisturbed], float)
+    # Of the other steps only the times were recorded, so whether they have an evaluation is unknown.
+    recorded = [(number, steps) for number, steps in context.undisturbed if all(s.in_full for s in steps)]
+    evaluating = [tuple(p for p, log in enumerate(logs) if number in log.evaluated) for number, _ in recorded]
+    each_ns = np.array([[step.length_ns for step in steps] for _, steps in recorded], float).reshape(
+        -1, len(logs)
+    )
     lengths_ns = np.median(each_ns, axis=1)
     for n, ranks in enumerate(evaluating):
         if ranks:
@@ -334,9 +336,9 @@ def evaluations_on_some_ranks(context: Context) -> Costs:
         ranks=[logs[position].rank for position in positions],
         own_ms=extra_ms,
         occurrence_ms=float(np.median(longer_ns[hit])) / 1e6,
-        **persistence(np.array([number for number, _ in context.undisturbed]), hit).as_facts(),
+        **persistence(np.array([number for number, _ in recorded]), hit).as_facts(),
         where=_lines_of_evaluations(
-            (logs[p], context.undisturbed[n][1][p]) for p in positions for n in np.flatnonzero(hit)
+            (logs[p], recorded[n][1][p]) for p in positions for n in np.flatnonzero(hit)
         ),
     )
     return {f"late.{LateCause.EVALUATION}": cost}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -17,7 +18,6 @@ from ddpdoctor.measure.replay import (
     idle_after,
     without_sync,
     without_transfer,
-    without_waiting,
     without_work,
 )
 from ddpdoctor.measure.taxonomy import (
@@ -92,6 +92,11 @@ def redundant_reductions(context: Context) -> Costs:
     chosen = [np.array([_reduced_again(group, k) for k in range(len(group.syncs))]) for group in groups]
     if not any(again.any() for again in chosen):
         return {}
+    if context.log_graph is not None and not any(
+        _reduced_again(group, k) for group in context.log_graph.groups for k in range(len(group.syncs))
+    ):
+        # Step logs know the module of each reduction, a window only its process group: these are of different modules.
+        return {}
     transfers = [
         group.transfer[:, :, None] * again[:, None] for group, again in zip(groups, chosen, strict=True)
     ]
@@ -101,14 +106,17 @@ def redundant_reductions(context: Context) -> Costs:
 
 
 def _reduced_again(group: CycleGroup, k: int) -> bool:
-    """Whether the same gradients are reduced once more before the optimizer steps."""
-    sync = group.syncs[k]
-    return sync.kind == SyncKind.GRADIENTS and any(
-        later.kind == SyncKind.GRADIENTS
-        and (later.group, later.update) == (sync.group, sync.update)
-        and later.micro > sync.micro
-        for later in group.syncs[k + 1 :]
-    )
+    """Whether the same gradients are reduced once more before the optimizer steps: in a later micro-batch of the same group, by messages
+    that include those of this one. Another module of the group has messages of other sizes, or another number of them."""
+    sync, same = group.syncs[k], (SyncKind.GRADIENTS, group.syncs[k].group, group.syncs[k].update)
+    alike = [n for n, other in enumerate(group.syncs) if (other.kind, other.group, other.update) == same]
+    if sync.kind != SyncKind.GRADIENTS or all(group.syncs[n].micro <= sync.micro for n in alike):
+        return False
+    sizes: dict[int, Counter[float]] = {}
+    for n in alike:
+        size = float(np.nan_to_num(group.message_bytes[:, n]).max(initial=0.0))
+        sizes.setdefault(group.syncs[n].micro, Counter())[size] += 1
+    return any(sizes[sync.micro] <= of_later for micro, of_later in sizes.items() if micro > sync.micro)
 
 
 def without_reductions(graph: Graph, synced_ns: Sequence[float] = ()) -> list[Change]:
@@ -235,8 +243,8 @@ def usual_transfer(group: CycleGroup, kind: SyncKind = SyncKind.GRADIENTS) -> Ar
 
 def _without_syncs(context: Context, kind: SyncKind) -> Cost | None:
     graph, kinds = context.graph, [kind]
-    spent = []
-    for group, idle_ns in zip(graph.groups, idle_after(graph, kinds), strict=True):
+    spent, idle = [], idle_after(graph, kinds)
+    for group, idle_ns in zip(graph.groups, idle, strict=True):
         # Waiting for other ranks is included.
         inside_ns = np.clip(np.nan_to_num(group.end - group.arrival) - group.concurrent_compute, 0, None)
         chosen = np.array([sync.kind in kinds for sync in group.syncs])
@@ -244,7 +252,7 @@ def _without_syncs(context: Context, kind: SyncKind) -> Cost | None:
     if not any(time.any() for time in spent):
         return None
     return context.cost(
-        without_waiting(graph, kinds),
+        [without_sync(lambda group, k: group.syncs[k].kind in kinds), without_work(idle)],
         spent,
         where=context.lines.syncs(kinds),
         operation=_names(graph, kinds) or context.lines.operation(kinds, None),

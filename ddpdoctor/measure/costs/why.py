@@ -100,10 +100,10 @@ def _awake_ns(graph: Graph, numbers: Ints) -> Array:
     """[R] ns that the training threads ran or were runnable, median of these steps; NaN if unknown."""
     found = np.full(len(graph.steps), np.nan)
     for place, of_rank in enumerate(graph.steps):
-        if of_rank.cpu is not None:
-            awake_ns = (of_rank.cpu + np.nan_to_num(of_rank.run_delay))[np.isin(of_rank.steps, numbers)]
-            awake_ns = awake_ns[~np.isnan(awake_ns)]
-            found[place] = np.median(awake_ns) if len(awake_ns) else np.nan
+        awake_ns = (of_rank.cpu + np.nan_to_num(of_rank.run_delay))[np.isin(of_rank.steps, numbers)]
+        awake_ns = awake_ns[~np.isnan(awake_ns)]
+        if len(awake_ns):
+            found[place] = np.median(awake_ns)
     return found
 
 
@@ -130,7 +130,7 @@ def slower_phase(graph: Graph, positions: Sequence[int]) -> Component | None:
     return PHASES[longest] if slower >= _TUNING.least * excess and most <= _TUNING.part * slower else None
 
 
-Amount = Callable[[RankSteps], Array | None]
+Amount = Callable[[RankSteps], Array]
 _AMOUNTS: tuple[Amount, ...] = (lambda steps: steps.samples, lambda steps: steps.elements)
 """Measures of a rank's amount of work: samples, or elements if samples differ in size."""
 
@@ -141,7 +141,7 @@ def cause_of_computing_longer(
     """``uneven`` or ``cpu_starved`` if that explains at least half of the cost, ``throttled`` if one of the ranks is, else ``compute``.
 
     ``hit_steps`` are the numbers of the steps in which the ranks compute longer. ``throttled`` are the numbers of ranks whose GPU
-    clocks were lowered for more of the run than the median rank's.
+    clocks were lowered more than the others'.
     """
     if not cost.ranks:
         return LateCause.COMPUTE
@@ -164,9 +164,8 @@ def cause_of_computing_longer(
 def _relative_amount(graph: Graph, ranks: Sequence[int], amount: Amount) -> float:
     """The amount of work of the late ranks relative to the median of the others; 1.0 if unknown."""
     means = {
-        rank: _summary_of_known(values, np.mean)
+        rank: _summary_of_known(amount(steps), np.mean)
         for rank, steps in zip(graph.ranks, graph.steps, strict=True)
-        if (values := amount(steps)) is not None
     }
     own = [m for rank in ranks if (m := means.get(rank)) is not None]
     others = [m for rank, m in means.items() if rank not in ranks and m is not None]
@@ -211,7 +210,7 @@ def _scheduled(graph: Graph, steps: Ints) -> dict[int, tuple[float, float]]:
     for rank, of_rank in zip(graph.ranks, graph.steps, strict=True):
         chosen = np.isin(of_rank.steps, steps)
         delay = _summary_of_known(of_rank.run_delay[chosen], np.median)
-        ran = None if of_rank.cpu is None else _summary_of_known(of_rank.cpu[chosen], np.median)
+        ran = _summary_of_known(of_rank.cpu[chosen], np.median)
         if delay is not None and ran:
             found[rank] = delay, ran
     return found

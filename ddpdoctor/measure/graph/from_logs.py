@@ -78,7 +78,7 @@ def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShare
         group.with_standalone(LateCause.DATA, standalone_data_ns(group, batch_times, batches))
         for group in groups
     ]
-    steps = [_rank_steps(log, origin_ns) for log in logs]
+    steps = [rank_steps(log, origin_ns) for log in logs]
     full = {step.number for log in logs for step in log.steps if step.in_full}
 
     def reason(number: int) -> str:
@@ -238,20 +238,26 @@ def _apply_operator_shares(
         work[..., INDEX[Component.FORWARD]] += operators
 
 
-def _rank_steps(log: RankLog, origin_ns: int) -> RankSteps:
+def rank_steps(log: RankLog, origin_ns: int) -> RankSteps:
+    """Return the recorded steps of a log; times since ``origin_ns``."""
     steps = log.steps
     # If the job computes on a device, another thread runs the backward pass, and the training thread's CPU time is incomplete.
-    cpu = [np.nan if step.cpu_ns is None else step.cpu_ns for step in steps]
+    cpu = [np.nan if step.cpu_ns is None or log.computes_on_device else step.cpu_ns for step in steps]
     return RankSteps(
         np.array([step.number for step in steps], np.int64),
         np.array([step.start_ns - origin_ns for step in steps], float),
         np.array([step.end_ns - origin_ns for step in steps], float),
         np.array([_samples(step) for step in steps], float),
         np.array([np.nan if step.run_delay_ns is None else step.run_delay_ns for step in steps], float),
-        np.array([sum(e.kind == EventKind.BACKWARD for e in step.events) for step in steps], float),
+        np.array([_backward_passes(step) for step in steps], float),
         elements=np.array([_input_elements(step) for step in steps], float),
-        cpu=None if log.computes_on_device else np.array(cpu, float),
+        cpu=np.array(cpu, float),
     )
+
+
+def _backward_passes(step: Step) -> float:
+    """Backward passes of the step; NaN if only its times were recorded."""
+    return float(sum(e.kind == EventKind.BACKWARD for e in step.events)) if step.in_full else float("nan")
 
 
 def _samples(step: Step) -> float:

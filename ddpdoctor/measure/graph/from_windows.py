@@ -240,6 +240,7 @@ def _rank_steps(window: Window) -> RankSteps:
         end=np.array([end for _, _, end in steps], float),
         samples=unknown,
         run_delay=unknown,
+        cpu=unknown,
         micro_batches=np.where(forwards > 0, forwards, np.nan),
         elements=np.array([window.elements.get(number, np.nan) for number, _, _ in steps], float),
     )

@@ -279,9 +279,9 @@ class RankSteps(msgspec.Struct, frozen=True):
     """[N] ns in which the training thread was runnable but had no CPU; NaN if unknown."""
     micro_batches: Array
     """[N] backward passes."""
-    cpu: Array | None = None
-    """[N] CPU time of the training thread, ns; NaN if unknown. None if a device does the computation."""
-    elements: Array | None = None
+    cpu: Array
+    """[N] CPU time of the training thread, ns; NaN if unknown, or if a device does the computation."""
+    elements: Array
     """[N] elements of the inputs of forward passes; in traces with shapes, amount of work of all operators (see
     ``window.Window.elements``). Used if samples are unknown or differ in size. NaN if unknown."""
 

@@ -66,8 +66,6 @@ class Tuning(msgspec.Struct, frozen=True):
     """Least scatter of a kernel's start."""
     certainty_margin: float = 0.1
     """Probabilities below this count as 0, and those above 1 minus this as 1."""
-    rounding_ns: float = 1_000.0
-    """Clocks are read to the microsecond, so a kernel that follows the end may seem to start this much before it."""
 
 
 TUNING = Tuning()
@@ -154,17 +152,17 @@ def dependency_probability(timelines: Sequence[ComputeTimeline], arrival: Array,
 def _compute_stalls(timeline: ComputeTimeline, arrival: Array, end: Array) -> _ComputeStalls:
     starts, ends = timeline.computes
     over = np.nan_to_num(end)
-    index = np.searchsorted(starts, over - TUNING.rounding_ns)
+    index = np.searchsorted(starts, over - ROUNDING_NS)
     following = np.minimum(index, len(starts) - 1)
     resumes = np.where(np.isnan(end) | (index == len(starts)), np.nan, starts[following])
     length = np.nan_to_num(end - arrival)
     idle = np.where(index > 0, over - ends[np.maximum(index - 1, 0)], length)
     full_idle = np.minimum(TUNING.idle_ns, TUNING.full_share * length)
-    part = idle / np.maximum(full_idle, TUNING.rounding_ns)
+    part = idle / np.maximum(full_idle, ROUNDING_NS)
     weight = np.clip((part - TUNING.partial_share) / (1.0 - TUNING.partial_share), 0.0, 1.0)
-    later = np.searchsorted(timeline.over, over + TUNING.rounding_ns, side="right")
+    later = np.searchsorted(timeline.over, over + ROUNDING_NS, side="right")
     another = timeline.over[np.minimum(later, len(timeline.over) - 1)] if len(timeline.over) else over
-    other_ended = (another > over + TUNING.rounding_ns) & (another <= np.nan_to_num(resumes))
+    other_ended = (another > over + ROUNDING_NS) & (another <= np.nan_to_num(resumes))
     return _ComputeStalls(
         idle=idle,
         gap=np.maximum(resumes - over, 0.0),
@@ -178,7 +176,7 @@ def _adjusted_launch(timeline: ComputeTimeline, over: Array, launched: Array) ->
     begins, ends = timeline.host_waits
     if not len(ends):
         return launched
-    call = np.searchsorted(ends, over - TUNING.rounding_ns)
+    call = np.searchsorted(ends, over - ROUNDING_NS)
     clipped = np.minimum(call, len(ends) - 1)
     waited = (call < len(ends)) & (begins[clipped] < over) & (ends[clipped] <= over - launched)
     return np.where(waited & (launched < 0), np.inf, launched)

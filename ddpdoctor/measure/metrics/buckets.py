@@ -150,6 +150,8 @@ def _reducer_work_of_rank(log: RankLog, window: Window) -> ReducerWork | None:
 
 _UNKNOWN_IF_0 = ("median_bytes", "backward_ms", "syncs_per_step")
 """Facts for which a 0 from the logs means unknown."""
+_TIMES = ("backward_ms", "first_ready_share")
+"""Facts on times of the backward pass."""
 
 
 def bucket_facts(
@@ -170,10 +172,13 @@ def bucket_facts(
         for group in window_graph.groups
     ]
     shown = _from_windows(windows, from_logs.syncs_per_step or max(counts, default=0.0) or 1.0)
+    # The logs have the times at which the host issued the backward pass; a window has those of the device.
+    on_device = any(window.on_device for window in windows)
     known = {
         name: value
         for name, value in asdict(from_logs).items()
-        if value or (value is not None and name not in _UNKNOWN_IF_0)
+        if (value or (value is not None and name not in _UNKNOWN_IF_0))
+        and not (on_device and name in _TIMES and getattr(shown, name) is not None)
     }
     return replace(shown, **known)
 
@@ -192,6 +197,15 @@ def _from_logs(logs: Sequence[RankLog], graph: Graph, log_graph: Graph) -> Bucke
         for event in step.events
         if event.kind == EventKind.BACKWARD and event.synced and event.ready_ns
     ]
+    # A job may have several modules, each reduced in a backward pass of its own.
+    together = [
+        len(event.reductions)
+        for log in logs
+        for step in log.steps
+        for event in step.events
+        if event.kind == EventKind.BACKWARD and event.reductions
+    ]
+    part = min(1.0, sum(together) / len(together) / len(modules)) if together and modules else 1.0
     largest = max((float(ddp.get("largest_parameter_bytes") or 0) for ddp in modules), default=0.0)
     shares = [ready_ns[0] / max(ready_ns) for ready_ns in passes_ns if max(ready_ns) > 0]
     tails_ns = [
@@ -201,9 +215,9 @@ def _from_logs(logs: Sequence[RankLog], graph: Graph, log_graph: Graph) -> Bucke
         if sync.kind == SyncKind.GRADIENTS
     ]
     return BucketFacts(
-        per_sync=float(len(sizes)) or None,
+        per_sync=part * len(sizes) or None,
         median_bytes=float(np.median(sizes)) if sizes else None,
-        total_bytes=float(sum(sizes)) or None,
+        total_bytes=part * sum(sizes) or None,
         cap_bytes=float(cap) if cap else None,
         largest_parameter_bytes=largest or None,
         backward_ms=float(np.median([max(ready_ns) for ready_ns in passes_ns])) / 1e6 if passes_ns else None,

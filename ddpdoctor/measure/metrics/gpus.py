@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -26,6 +27,9 @@ _SLOWDOWNS = _FAULTS | {"sw_power_cap", "sync_boost"}
 """Reasons for which a busy GPU runs slower than it could. Healthy GPUs reach the power cap at full load."""
 _THROTTLED_SHARE = 0.2
 """Share of a GPU's samples from which on it is throttled. Short power caps are normal on healthy GPUs."""
+_LOWER_CLOCK = 0.95
+"""A GPU with a mean SM clock below this part of the other GPUs' median is slower than they are. Clocks of equal GPUs at one power cap
+differ by 1 to 3 %."""
 _BUS_ID_CHARACTERS = 10
 """Number of last characters of a PCI bus id that are compared: ``00:1e.0`` and the last two digits of the domain, of which NVML writes
 eight digits and torch four."""
@@ -61,16 +65,14 @@ class _Gpu(msgspec.Struct, frozen=True):
     pcie_width: float
     """The largest reading, because an idle GPU narrows its link to save power. NaN if unknown."""
     pcie_width_max: float
-    problems: list[str]
 
 
 def _nvml_facts(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> GpuFacts:
     """Facts from NVML's readings of the ranks' GPUs; all None without readings."""
-    spans = {name: time_of_steps([log for log in logs if log.host == name]) for name in hosts}
-    placed = rank_gpus(logs, hosts).items()
-    gpus = [_read_gpu(rank, hosts[host], index, spans[host]) for rank, (host, index) in placed]
+    gpus = _read_gpus(logs, hosts)
     if not gpus:
         return GpuFacts()
+    errors = device_errors(logs, hosts)
     used = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
     clocks = [gpu.sm_clock_mhz for gpu in gpus if gpu.sm_clock_mhz is not None]
     throttled = {gpu.rank: gpu.slowed for gpu in gpus if gpu.slowed.share >= _THROTTLED_SHARE}
@@ -89,10 +91,27 @@ def _nvml_facts(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> 
         narrow_link_ranks=sorted(gpu.rank for gpu in narrow),
         pcie_width=narrow[-1].pcie_width if narrow else None,
         pcie_width_max=narrow[-1].pcie_width_max if narrow else None,
-        error_ranks=sorted(gpu.rank for gpu in gpus if gpu.problems),
-        errors=[f"rank {gpu.rank}: {problem}" for gpu in gpus for problem in gpu.problems],
+        error_ranks=sorted(errors),
+        errors=[f"rank {rank}: {problem}" for rank, problems in errors.items() for problem in problems],
         temperature_max_celsius=_largest([gpu.temperature_celsius for gpu in gpus]),
     )
+
+
+def throttled_beyond_others(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> list[int]:
+    """Return the ranks whose GPUs' clocks were lowered, and for more of the run, or further, than those of the other ranks. Only such
+    clocks can explain that a rank computes longer than the others: at full load, all GPUs of a job may run at their power cap."""
+    gpus = _read_gpus(logs, hosts)
+    found = []
+    for gpu in gpus:
+        others = [other for other in gpus if other is not gpu]
+        if gpu.slowed.share < _THROTTLED_SHARE or not others:
+            continue
+        clocks = [other.sm_clock_mhz for other in others if other.sm_clock_mhz is not None]
+        is_slower = bool(clocks) and (gpu.sm_clock_mhz or np.inf) < _LOWER_CLOCK * float(np.median(clocks))
+        usual = float(np.median([other.slowed.share for other in others]))
+        if is_slower or gpu.slowed.share - usual >= _THROTTLED_SHARE:
+            found.append(gpu.rank)
+    return found
 
 
 def device_errors(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> dict[int, list[str]]:
@@ -153,6 +172,13 @@ def _same_gpu(gpu: dict[str, Any], info: dict[str, Any]) -> bool:
     )
 
 
+def _read_gpus(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> list[_Gpu]:
+    """The readings of all ranks' GPUs; without ranks whose GPU is unknown."""
+    spans = {name: time_of_steps([log for log in logs if log.host == name]) for name in hosts}
+    placed = rank_gpus(logs, hosts).items()
+    return [_read_gpu(rank, hosts[host], index, spans[host]) for rank, (host, index) in placed]
+
+
 def _read_gpu(rank: int, host: HostTelemetry, index: int, span: Intervals | None) -> _Gpu:
     """The readings of one GPU; means and shares are over the time of the steps."""
     used, whole = memory_of_gpu(host, index)
@@ -168,7 +194,6 @@ def _read_gpu(rank: int, host: HostTelemetry, index: int, span: Intervals | None
         faulty=_with_reasons(_FAULTS, *reasons, span),
         pcie_width=np.nan if width is None else width,
         pcie_width_max=float(_static_info(host, index).get("pcie_width_max") or np.nan),
-        problems=_problems(host, index),
     )
 
 
@@ -223,6 +248,9 @@ _TENSOR = (
 )  # fmt: skip
 """Parts of the names of matrix multiplications on tensor cores: instructions (mma, wgmma), their shapes (16816 is m16n8k16), and types
 that only tensor cores multiply."""
+_TENSILE = re.compile(r"Cijk_[A-Za-z]+_[A-Za-z]+_(?:[HBI]|F8|B8).*_MI[0-9]+x[0-9]+")
+"""Names of rocBLAS's and hipBLASLt's kernels (Tensile) on matrix cores (``MI``: the shape of the instruction) of types narrower than 32
+bits: half (H), bfloat16 (B), 8-bit floats and integers."""
 
 
 def _window_facts(window: Window, profiled_ratio: float) -> dict[str, float | None]:
@@ -235,7 +263,9 @@ def _window_facts(window: Window, profiled_ratio: float) -> dict[str, float | No
     matmul = compute & trace.name_mask(
         lambda name: _contains_any(name, _MATMUL) and not _contains_any(name, _OTHER_CUDNN)
     )
-    tensor = matmul & trace.name_mask(lambda name: _contains_any(name.lower(), _TENSOR))
+    tensor = matmul & trace.name_mask(
+        lambda name: _contains_any(name.lower(), _TENSOR) or _TENSILE.match(name) is not None
+    )
     layout = compute & trace.name_mask(lambda name: _contains_any(name, _LAYOUT))
     count, compute_ns, matmul_ns, tensor_ns, layout_ns = (
         int(compute.sum()),

@@ -162,7 +162,7 @@ def host_facts(
         with_delay = inside & ~np.isnan(steps.run_delay)
         if length_ns := float((steps.end - steps.start)[with_delay].sum()):
             delays.append(float(steps.run_delay[with_delay].sum()) / length_ns)
-        cpu_ns = np.empty(0) if steps.cpu is None else steps.cpu[inside & ~np.isnan(steps.cpu)]
+        cpu_ns = steps.cpu[inside & ~np.isnan(steps.cpu)]
         if len(cpu_ns):
             cpu_ms.append(float(cpu_ns.mean()) / 1e6)
     return replace(

@@ -17,7 +17,6 @@ from ddpdoctor.measure.numerics import covered
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, first
 from ddpdoctor.measure.window import Window, event_union, in_steps, main_lane
-from ddpdoctor.rundir import EventKind
 from ddpdoctor.rundir.packages import is_well_known
 from ddpdoctor.trace import classify
 
@@ -77,12 +76,14 @@ def loader_facts(
 
 
 def data_waits_ms(logs: Sequence[RankLog]) -> dict[int, float]:
-    """Return by rank the mean ms per step in its loaders' ``next``, after the warm-up; only ranks that requested batches."""
+    """Return by rank the mean ms per step in the ``next`` of its training loaders, over the steps recorded in full after the warm-up; only
+    ranks that requested batches."""
     waits_ms = {}
     for log in logs:
         waits_ns = [
-            [of.duration_ns for of in step.events if of.kind == EventKind.DATA and not of.exhausted]
+            [of.duration_ns for of in step.events if of.gives_batch and log.is_of_training(of)]
             for step in log.steps[WARM_UP_STEPS:]
+            if step.in_full
         ]
         if any(waits_ns):
             waits_ms[log.rank] = float(np.mean([sum(of_step) for of_step in waits_ns])) / 1e6
@@ -90,15 +91,15 @@ def data_waits_ms(logs: Sequence[RankLog]) -> dict[int, float]:
 
 
 def asleep_shares(logs: Sequence[RankLog]) -> dict[int, float]:
-    """Return by rank the share of the time in ``next`` in which its process was neither running nor runnable, over the batches with that
-    record; only ranks with such batches."""
+    """Return by rank the share of the time in ``next`` in which its process was neither running nor runnable, over the training batches
+    with that record; only ranks with such batches."""
     shares = {}
     for log in logs:
         known = [
             event
             for step in log.steps[WARM_UP_STEPS:]
             for event in step.events
-            if event.gives_batch and event.asleep_ns >= 0
+            if event.gives_batch and event.asleep_ns >= 0 and log.is_of_training(event)
         ]
         whole_ns = sum(event.duration_ns for event in known)
         if whole_ns:

@@ -257,11 +257,11 @@ def _step_time(ns: float) -> str:
     return f"{ns / 1e6:.3g} ms" if ns < 999_500_000 else format_duration(ns)
 
 
-def _rank_means(graph: Graph, amounts: Sequence[Array | None]) -> Array | None:
+def _rank_means(graph: Graph, amounts: Sequence[Array]) -> Array | None:
     """[R] mean amount per measured step; ``amounts``: for each rank, [N] values of its steps. None if a rank has none."""
     measured = list(measured_steps(graph.groups))
     known = [
-        np.empty(0) if values is None else values[np.isin(steps.steps, measured) & ~np.isnan(values)]
+        values[np.isin(steps.steps, measured) & ~np.isnan(values)]
         for steps, values in zip(graph.steps, amounts, strict=True)
     ]
     return (

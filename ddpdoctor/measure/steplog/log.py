@@ -130,17 +130,19 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
     def evaluated(self) -> frozenset[int]:
         """Numbers of the steps with evaluation: a forward without gradients, batches from a loader not in ``main_loaders``, or models in
         evaluation mode."""
-        main = self.main_loaders
         return frozenset(
             step.number
             for step in self.steps
             if EVALUATED in step.marks
             or any(
-                event.kind == EventKind.EVALUATION
-                or (event.kind == EventKind.DATA and main and event.loader not in main and event.gives_batch)
+                event.kind == EventKind.EVALUATION or (event.gives_batch and not self.is_of_training(event))
                 for event in step.events
             )
         )
+
+    def is_of_training(self, event: Event) -> bool:
+        """Whether an event of a loader is of one that gives training batches. All loaders are if none is in :attr:`main_loaders`."""
+        return not self.main_loaders or event.loader in self.main_loaders
 
     @cached_property
     def main_loader_settings(self) -> dict[str, Any] | None:

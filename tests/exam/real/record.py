@@ -70,11 +70,12 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
             marks = [each.key, "loop", *(["loader"] if each.kind == "worker-start" else [])]
         lines = [line for mark in marks for line in drawn.lines.get(mark, [])] if each.with_line else []
         ranks = None if each.ranks is None else tuple(each.ranks)
-        faults.append(Fault(each.kind, each.rules, ranks, price, tuple(lines), alone_ms=alone))
+        planted = Fault(each.kind, each.rules, ranks, price, tuple(lines), alone_ms=alone, error_ms=error)
+        faults.append(planted)
     shape = {**drawn.shape, "base_ms": timed["base_ms"], "load": load}
     joint = median(differences_ms(blocks["all"], blocks["none"])) if several else None
-    planted = (tuple(faults), drawn.tolerated, shape, tuple(doubts))
-    return Case(drawn.seed, "real", step_ms, *planted, joint_ms=joint)
+    given = (tuple(faults), drawn.tolerated, shape, tuple(doubts))
+    return Case(drawn.seed, "real", step_ms, *given, joint_ms=joint)
 
 
 def _doubt(price: float, error: float, step_ms: float, alone: float) -> str | None:

@@ -42,7 +42,8 @@ def test_idle_cores_take_it_all_and_an_unknown_machine_says_nothing():
 
 
 def log(rank: int, *events: Event) -> SimpleNamespace:
-    return SimpleNamespace(rank=rank, steps=[SimpleNamespace(events=events)] * 20)
+    steps = [SimpleNamespace(events=events)] * 20
+    return SimpleNamespace(rank=rank, steps=steps, is_of_training=lambda event: True)
 
 
 def batch(asleep_ns: int, **more: object) -> Event:

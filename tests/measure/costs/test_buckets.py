@@ -12,6 +12,8 @@ from ddpdoctor.measure.costs import (
     Reduction,
     bucket_savings,
     disturbed_ns,
+    favoured_cap_bytes,
+    price_all,
 )
 from ddpdoctor.measure.facts import BucketFacts, Cost
 from ddpdoctor.measure.metrics import Cores, MessageCost
@@ -174,3 +176,12 @@ def test_small_messages_on_hosts_cost_what_their_exposed_transfer_shows():
     assert bucket_savings(large, message, cost(104.0), 141.0, host_timed=True) == bucket_savings(
         large, message, cost(104.0), 141.0
     )
+
+
+def test_the_recommended_size_and_the_price_assume_the_same_backward_pass():
+    """If a trace has no autograd functions, its length is estimated for both; 0 would recommend one bucket of everything."""
+    job = simple(2, forward=20.0, backward=0.0, transfer_ms=10.0)
+    facts = BucketFacts(per_sync=40.0, total_bytes=100e6, median_bytes=2.5e6)
+    context = Context(job, attribute(job), NoLines(), reductions=facts, message=MessageCost(50.0, 10.0))
+    cap = favoured_cap_bytes(context, price_all(context))
+    assert cap is not None and cap < 100e6

@@ -110,7 +110,7 @@ def test_a_finding_that_the_chart_contradicts_is_withheld(tmp_path, monkeypatch)
     wrong = OperatorShares(
         1.0, {Component.LOSS: 0.0, Component.OUTSIDE: 0.0}, phases_marked=False, measured=True
     )
-    shares = "ddpdoctor.measure.graph.operator_shares"
+    shares = "ddpdoctor.measure.graph.primary.operator_shares"
     monkeypatch.setattr(shares, lambda logs, _: dict.fromkeys(range(len(logs)), wrong))
     run = record(tmp_path / "run", Job(world=3, steps=30, data=0.2, extra=in_a_gap))
     diagnosis = analyze(str(run), Options(cache=False, jobs=1))

@@ -45,6 +45,24 @@ def test_batch_norm_and_layouts_of_cudnn_multiply_no_matrices(tmp_path):
     assert facts.tensor_core_share == 0.0
 
 
+def test_matrix_cores_of_amd_are_tensor_cores(tmp_path):
+    """Tensile's names say the types (S: single precision, B: bfloat16, H: half) and the matrix instruction (MI). Times in µs."""
+    kernels = {
+        "Cijk_Alik_Bljk_BBS_BH_Bias_MT128x128x32_MI16x16x1_SN_1LDSB0": 50.0,
+        "Cijk_Ailk_Bljk_HHS_BH_MT64x64x64_MI32x32x8x1_SE": 30.0,
+        "Cijk_Ailk_Bljk_SB_MT64x64x16_MI32x32x2x1_SE": 15.0,
+        "Cijk_Ailk_Bljk_HB_MT32x32x16_SE_APM1": 5.0,
+    }
+    events = [
+        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 100.0 * i, "dur": duration}
+        for i, (name, duration) in enumerate(kernels.items())
+    ]
+    text = {"distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
+    (tmp_path / "rank0.json").write_text(json.dumps(text))
+    facts = gpu_facts(windows_of(tmp_path), [], {})
+    assert (facts.matmul_share, facts.tensor_core_share) == (pytest.approx(1.0), pytest.approx(0.8))
+
+
 def launched(name, at_us, correlation, category="kernel", *, on_device_us=None, **args):
     """A call on the host, and what it launches on the device, later by default."""
     begin = at_us + 500.0 if on_device_us is None else on_device_us

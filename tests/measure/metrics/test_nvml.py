@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.metrics import device_errors, gpu_facts, program_errors
+from ddpdoctor.measure.metrics import device_errors, gpu_facts, program_errors, throttled_beyond_others
 
 
 class Host:
@@ -119,3 +119,28 @@ def test_a_gpu_that_idles_before_the_steps_is_throttled_in_them():
     )
     facts = gpu_facts([], [log(0, steps=seconds)], {"node": host})
     assert (facts.utilization_percent, facts.throttled_share) == (80.0, 0.25)
+
+
+CAPPED, FREE = ["sw_power_cap"], []
+
+
+@pytest.mark.parametrize(
+    ("reasons", "clocks", "expected"),
+    [
+        ([CAPPED] * 4, [1500.0, 1510.0, 1490.0, 1505.0], []),
+        ([CAPPED] * 4, [1500.0, 1510.0, 1200.0, 1505.0], [2]),
+        ([FREE, FREE, CAPPED, FREE], [1500.0] * 4, [2]),
+        ([CAPPED, FREE], [1500.0, 1500.0], [0]),
+        ([CAPPED], [1500.0], []),
+    ],
+)
+def test_a_power_cap_that_all_gpus_share_explains_no_rank(reasons, clocks, expected):
+    """At full load each GPU of a job may run at its power cap."""
+    ranks = range(len(reasons))
+    host = Host(
+        *({"index": rank, "uuid": f"GPU-{rank}"} for rank in ranks),
+        throttle_reasons={rank: [reasons[rank]] * 10 for rank in ranks},
+        sm_clock_mhz={rank: [clocks[rank]] * 10 for rank in ranks},
+    )
+    logs = [log(rank, device_uuid=str(rank)) for rank in ranks]
+    assert throttled_beyond_others(logs, {"node": host}) == expected

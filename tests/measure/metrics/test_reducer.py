@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ddpdoctor.analysis import Options, load
 from ddpdoctor.measure.attribution import attribute
@@ -99,6 +100,20 @@ def test_reductions_before_steps_of_two_optimizers_are_all_needed():
         ]
         job = graph_of(cycles_of(syncs, work, 3.0))
         assert (redundant_cost(job) is not None) == redundant
+
+
+def test_reductions_of_two_models_in_one_step_are_both_needed():
+    """As an actor and a critic, whose gradients the same process group reduces: a trace names the group, not the model."""
+    syncs = [Sync(SyncKind.GRADIENTS, "allreduce", (0, 1), micro=n, group="0") for n in range(2)]
+    group = cycles_of(syncs, work_array(20, 2, 2, forward=4.0, backward=8.0), 3.0)
+    same, other = (
+        graph_of(replace(group, message_bytes=np.tile(sizes, (20, 1)))) for sizes in ([4e6, 4e6], [4e6, 9e6])
+    )
+    assert redundant_cost(same) is not None and redundant_cost(other) is None
+    by_module = [replace(sync, group=f"ddp{n}") for n, sync in enumerate(syncs)]
+    logs = graph_of(cycles_of(by_module, work_array(20, 2, 2, forward=4.0, backward=8.0), 3.0))
+    context = Context(same, attribute(same), NoLines(), log_graph=logs)
+    assert "shared.redundant_sync" not in price_all(context)
 
 
 def test_no_more_is_saved_than_the_backward_pass_takes():

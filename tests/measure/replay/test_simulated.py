@@ -10,7 +10,7 @@ import pytest
 from ddpdoctor.measure.attribution import component
 from ddpdoctor.measure.costs import without_reductions
 from ddpdoctor.measure.graph import graph_of_windows
-from ddpdoctor.measure.replay import baseline, replay, replay_all, without_waiting, without_work
+from ddpdoctor.measure.replay import baseline, idle_after, replay, replay_all, without_sync, without_work
 from ddpdoctor.measure.taxonomy import WAITING_FOR_DATA, SyncKind
 from ddpdoctor.measure.window import with_bucket_sizes
 from tests.generator import Config, Plant, cpu_job, generate
@@ -92,4 +92,8 @@ def test_barriers_gone(tmp_path):
     job = Config(steps=5, plants=(Plant("explicit_barrier", count=3),))
     generate(job, tmp_path / "traces")
     graph, _ = graph_of_windows(windows_of(tmp_path / "traces"))
-    assert close(replay_all(graph, without_waiting(graph, [SyncKind.BARRIER])), replace(job, plants=()))
+    without = [
+        without_sync(lambda group, k: group.syncs[k].kind == SyncKind.BARRIER),
+        without_work(idle_after(graph, [SyncKind.BARRIER])),
+    ]
+    assert close(replay_all(graph, without), replace(job, plants=()))

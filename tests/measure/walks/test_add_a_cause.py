@@ -126,9 +126,9 @@ def test_a_cause_is_a_member_a_pricer_and_a_rule(package: Path) -> None:
     measure = package / "ddpdoctor" / "measure"
     edit(measure / "taxonomy.py", "\n\nComponents = tuple[Component, ...]", MEMBER)
     (measure / "costs" / "logcost.py").write_text(PRICER)
-    edit(measure / "costs" / "__init__.py", "from .price import", "from .logcost import logging_cost\n")
+    edit(measure / "costs" / "merging.py", "from .price import", "from .logcost import logging_cost\n")
     edit(
-        measure / "costs" / "__init__.py",
+        measure / "costs" / "merging.py",
         "    starved_of_cpu,\n    transfer_costs,\n)\n",
         "    logging_cost,\n",
     )
