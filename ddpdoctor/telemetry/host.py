@@ -14,6 +14,8 @@ from typing import Any
 
 from ddpdoctor.rundir.notes import Note
 
+from .procfs import counts_in, text_of
+
 # cgroup v1 writes the largest page-aligned number for "no limit"; real limits are far smaller.
 _NO_LIMIT_BYTES = 1 << 60
 _MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
@@ -59,7 +61,7 @@ class Cgroup:
         free = []
         for limit, used, level in self._limits():
             if used is not None:
-                cached = _counts(level / "memory.stat")
+                cached = counts_in(str(level / "memory.stat"), ("active_file", "inactive_file"))
                 files = cached.get("active_file", 0) + cached.get("inactive_file", 0)
                 free.append(max(limit - max(used - files, 0), 0))
         return min(free, default=None)
@@ -76,7 +78,7 @@ class Cgroup:
         """Number of OOM kills in the process's own level; None if the kernel does not count them."""
         for level in self._memory[:1]:
             for name in ("memory.events", "memory.oom_control"):
-                count = _counts(level / name).get("oom_kill")
+                count = counts_in(str(level / name), ("oom_kill",)).get("oom_kill")
                 if count is not None:
                     return count
         return None
@@ -126,16 +128,8 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _counts(path: Path) -> dict[str, int]:
-    """Number by name, from lines that begin with a name, an optional colon, and a number; {} if the file cannot be read."""
-    try:
-        words = [line.replace(":", " ").split() for line in path.read_text().splitlines()]
-    except OSError:
-        return {}
-    return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdecimal()}
-
-
-_MEMORY, _PROCESSORS = Path("/proc/meminfo"), Path("/proc/stat")
+_MEMORY, _PROCESSORS = "/proc/meminfo", "/proc/stat"
+_MEMORY_KINDS = ("MemTotal", "MemFree", "MemAvailable", "Buffers", "Cached")
 _CPU_TIME_KINDS = (
     *("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice"),
 )
@@ -175,7 +169,7 @@ class HostSampler:
             "cpu_count_usable": self._try("cpu_affinity", lambda: len(os.sched_getaffinity(0))),
             "numa_nodes": numa_nodes(),
             "cgroup_cpu_limit_cores": self._try("cgroup", self._cgroup.cpu_limit_cores),
-            "memory_total_bytes": _counts(_MEMORY).get("MemTotal", 0) * 1024 or None,
+            "memory_total_bytes": counts_in(_MEMORY, ("MemTotal",)).get("MemTotal", 0) * 1024 or None,
             "cgroup_memory_limit_bytes": self._try("cgroup", self._cgroup.memory_limit_bytes),
         }
 
@@ -238,7 +232,7 @@ def rate(now: float | None, before: float | None, elapsed_s: float) -> float | N
 
 
 def _memory() -> dict[str, object]:
-    counts = _counts(_MEMORY)
+    counts = counts_in(_MEMORY, _MEMORY_KINDS)
     # Before Linux 3.14 there is no MemAvailable.
     free = counts["MemFree"] + counts.get("Buffers", 0) + counts.get("Cached", 0)
     available = min(counts["MemTotal"], counts.get("MemAvailable", free))
@@ -250,13 +244,14 @@ def _memory() -> dict[str, object]:
 
 def _cpu_ticks() -> dict[str, int]:
     """CPU time since boot, all cores together, by kind, in the kernel's ticks."""
-    ticks = _PROCESSORS.read_text().split("\n", 1)[0].split()[1:]
+    ticks = text_of(_PROCESSORS).partition("\n")[0].split()[1:]
     return {kind: int(count) for kind, count in zip(_CPU_TIME_KINDS, ticks)}
 
 
 def swapped_bytes() -> tuple[int | None, int | None]:
     """Bytes swapped in and out since boot; None if unknown."""
-    pages = _counts(Path("/proc/vmstat"))
-    found = (pages.get(name) for name in ("pswpin", "pswpout"))
+    names = ("pswpin", "pswpout")
+    pages = counts_in("/proc/vmstat", names)
+    found = (pages.get(name) for name in names)
     into, out = (None if count is None else count * _SWAPPED_PAGE_BYTES for count in found)
     return into, out

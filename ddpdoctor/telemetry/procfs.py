@@ -14,7 +14,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -88,7 +88,7 @@ def usage_of(pid: int) -> Usage | None:
 
 def waits_for_input(pid: int) -> bool:
     """Whether the process's first thread waits for terminal input, in a read or poll of standard input only."""
-    number, first = [*_text(Path(f"/proc/{pid}/syscall")).split(), "", ""][:2]
+    number, first = [*text_of(f"/proc/{pid}/syscall").split(), "", ""][:2]
     if not number.isdecimal():
         return False
     return (int(number) == _READ and first == "0x0") or (
@@ -105,15 +105,15 @@ def _reads_terminal(pid: int) -> bool:
 
 def is_in_network(pid: int) -> bool:
     """Whether the process's first thread waits for a socket, or for one of several files."""
-    wchan = _text(Path(f"/proc/{pid}/wchan"))
+    wchan = text_of(f"/proc/{pid}/wchan")
     return any(name in wchan for name in _NETWORK)
 
 
 def is_interruptible(pid: int, *, sleeps: bool = False) -> bool:
     """Whether a signal may interrupt the system call in which the process's first thread waits; with ``sleeps``, also if that is a sleep.
     True if the kernel does not show the call, unless the process runs."""
-    wchan = _text(Path(f"/proc/{pid}/wchan")).strip()
-    syscall = _text(Path(f"/proc/{pid}/syscall")).split()
+    wchan = text_of(f"/proc/{pid}/wchan").strip()
+    syscall = text_of(f"/proc/{pid}/syscall").split()
     if not syscall and wchan in ("", "0"):
         return state_of(pid) != "R"
     if syscall and syscall[0].isdecimal() and int(syscall[0]) in (*_POLLS, *(_SLEEPS if sleeps else ())):
@@ -128,7 +128,7 @@ def process_document(pid: int) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = {"state": fields[0], "tracer": tracer_of(pid)}
     for key in ("wchan", "syscall"):
-        text = _text(Path(f"/proc/{pid}/{key}")).strip()
+        text = text_of(f"/proc/{pid}/{key}").strip()
         if text not in ("", "0"):
             found[key] = text[:200]
     return found
@@ -136,7 +136,7 @@ def process_document(pid: int) -> dict[str, Any] | None:
 
 def pids() -> list[int]:
     """Process ids of all visible processes."""
-    return _numbers(Path("/proc"))
+    return _numbers("/proc")
 
 
 def state_of(pid: int) -> str:
@@ -146,7 +146,7 @@ def state_of(pid: int) -> str:
 
 def _io_bytes(pid: int) -> int:
     """Bytes that a process has read and written so far; 0 if not readable."""
-    lines = (line.partition(": ") for line in _text(Path(f"/proc/{pid}/io")).splitlines())
+    lines = (line.partition(": ") for line in text_of(f"/proc/{pid}/io").splitlines())
     return sum(int(number) for name, _, number in lines if name in _IO and number.isdecimal())
 
 
@@ -180,8 +180,8 @@ def parent_of(pid: int) -> int:
 def children_of(pid: int) -> list[int]:
     """Process ids of a process's children, of all its threads."""
     found: list[int] = []
-    for tid in _numbers(Path(f"/proc/{pid}/task")):
-        found += [int(child) for child in _text(Path(f"/proc/{pid}/task/{tid}/children")).split()]
+    for tid in _numbers(f"/proc/{pid}/task"):
+        found += [int(child) for child in text_of(f"/proc/{pid}/task/{tid}/children").split()]
     return sorted(found)
 
 
@@ -202,10 +202,26 @@ def exit_status(pid: int, handle: int) -> int | None:
 
 def status_field(pid: int, name: str) -> str:
     """First word of a field of /proc/PID/status; "" if the process or the field does not exist."""
-    for line in _text(Path(f"/proc/{pid}/status")).splitlines():
-        if line.startswith(f"{name}:"):
-            return line.split()[1]
-    return ""
+    return status_fields(pid, [name])[0]
+
+
+def status_fields(pid: int, names: Sequence[str]) -> list[str]:
+    """First words of fields of /proc/PID/status; "" for each field that does not exist."""
+    text = "\n" + text_of(f"/proc/{pid}/status")
+    return [_first_word(text, f"\n{name}:") for name in names]
+
+
+def counts_in(path: str, names: Sequence[str]) -> dict[str, int]:
+    """Numbers by name, of these names, from a file of lines with a name, an optional colon, and a number; {} if it cannot be read."""
+    text = "\n" + text_of(path).replace(":", " ")
+    words = {name: _first_word(text, f"\n{name} ") for name in names}
+    return {name: int(word) for name, word in words.items() if word.isdecimal()}
+
+
+def _first_word(text: str, after: str) -> str:
+    """The first word of the line of ``text`` after these characters; "" if there is none."""
+    words = text.partition(after)[2].partition("\n")[0].split(None, 1)
+    return words[0] if words else ""
 
 
 def stat_fields(pid: int) -> list[str]:
@@ -215,24 +231,24 @@ def stat_fields(pid: int) -> list[str]:
 
 def command_of(pid: int) -> str:
     """A process's command with its arguments, as in /proc/PID/cmdline; "" if it is gone or not readable."""
-    return _text(Path(f"/proc/{pid}/cmdline"))
+    return text_of(f"/proc/{pid}/cmdline")
 
 
 def name_and_fields(pid: int) -> tuple[str, list[str]]:
     """The name of a process's program, and the fields after it in /proc/PID/stat; "" and none if the process is gone."""
-    before, _, after = _text(Path(f"/proc/{pid}/stat")).rpartition(")")
+    before, _, after = text_of(f"/proc/{pid}/stat").rpartition(")")
     return before.partition("(")[2], after.split()
 
 
-def _numbers(place: Path) -> list[int]:
+def _numbers(place: str) -> list[int]:
     try:
-        return sorted(int(entry.name) for entry in place.iterdir() if entry.name.isdecimal())
+        return sorted(int(name) for name in os.listdir(place) if name.isdecimal())
     except OSError:
         return []
 
 
-def _text(path: Path) -> str:
-    """The text of a file in /proc; "" if it cannot be read. Python's file objects would take three times as long."""
+def text_of(path: str) -> str:
+    """The text of a file in /proc or /sys; "" if it cannot be read. Python's file objects would take three times as long."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -305,13 +321,14 @@ class Sockets:
 
 
 def _sockets_of(pid: int) -> Iterator[int]:
+    folder = f"/proc/{pid}/fd"
     try:
-        handles = list(Path(f"/proc/{pid}/fd").iterdir())
+        handles = os.listdir(folder)
     except OSError:
         return
     for handle in handles:
         try:
-            target = str(handle.readlink())
+            target = os.readlink(f"{folder}/{handle}")
         except OSError:
             continue
         if target.startswith("socket:["):

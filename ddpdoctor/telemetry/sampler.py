@@ -24,7 +24,7 @@ from ddpdoctor.rundir.privacy import mask_text
 
 from .host import HostSampler
 from .nvml import NvmlSampler
-from .procfs import TICKS_PER_S, command_of, name_and_fields, parent_of, pids, stat_fields
+from .procfs import TICKS_PER_S, command_of, name_and_fields, parent_of, pids, stat_fields, status_fields
 
 RANK_FIELDS = (
     *("pid", "cpu_percent", "rss_bytes", "num_children"),
@@ -39,7 +39,7 @@ _MOST_PROCESSES = 2000
 _KERNEL_THREADS = 2
 """Process id of kthreadd, the parent of the kernel's threads."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_OWN_PAGES = (b"RssAnon:", b"RssShmem:")
+_OWN_PAGES = ("RssAnon", "RssShmem")
 """Lines of /proc/PID/status. Pages of files (RssFile) are excluded: the kernel can reclaim them, and memory-mapped datasets add many."""
 
 
@@ -211,12 +211,8 @@ def _counters(pid: int) -> _Counters | None:
 
 def _memory_bytes(pid: int) -> int | None:
     """Resident memory without pages of files, in bytes; None if unknown (Linux before 4.5)."""
-    try:
-        with Path(f"/proc/{pid}/status").open("rb") as status:
-            own = [line.split() for line in status if line.startswith(_OWN_PAGES)]
-        return sum(int(count) for _, count, _ in own) * 1024 if len(own) == len(_OWN_PAGES) else None
-    except (OSError, ValueError):
-        return None
+    own = status_fields(pid, _OWN_PAGES)
+    return sum(map(int, own)) * 1024 if all(own) else None
 
 
 def _descendants(pid: int, children: Mapping[int, list[int]]) -> list[int]:
