@@ -103,7 +103,7 @@ class LatenessTuning(msgspec.Struct, frozen=True):
     """No other excess in the window may exceed this part of the smallest outlier: noise with a heavy tail has values of all sizes in
     between."""
     starving_part: float = 0.5
-    """All ranks wait for data together if each waits at least this part of the longest wait."""
+    """All ranks wait for data together if each waits at least this part of the longest wait: in a cycle, or on average."""
 
 
 LATENESS = LatenessTuning()
