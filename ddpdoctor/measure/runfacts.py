@@ -39,7 +39,8 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks that took longer while the others waited; null where all did, or it is unknown which."""
     kind: str | None = None
     """Kind of work that took the time there: "data" (the wait for a batch), "checkpoint", "host" (code outside forward, backward and
-    optimizer), "compute" (forward, backward or optimizer), "communication" (all ranks in a collective); null where nothing shows it."""
+    optimizer), "compute" (forward, backward or optimizer), "communication" (all ranks in a collective); null where nothing shows it. On
+    GPUs without device times, only "data" and "checkpoint" are known: elsewhere a host may wait for its device, and so for other ranks."""
     in_all_phases: bool | None = None
     """Whether forward, backward and optimizer take longer by similar ratios, as on a machine that gets slower; null where the kind of work
     is neither computation nor communication, or a phase was not recorded."""

@@ -319,6 +319,25 @@ def change_of(folder: Path, extra: dict[str, float]) -> dict[str, Any]:
     return analyze(str(run), Options(cache=False, jobs=1)).facts["run"]["change"]
 
 
+@pytest.mark.parametrize(
+    ("late_rank", "ranks", "kind"), [(1, [1], "data"), (None, None, None)], ids=["one loader", "unknown"]
+)
+def test_hosts_that_wait_for_their_devices_are_not_named(
+    tmp_path: Path, late_rank: int | None, ranks: list[int] | None, kind: str | None
+) -> None:
+    """On GPUs, from step 100 on, the loader of a rank takes 30 ms longer, and the other hosts as much longer in ``loss.item()``."""
+
+    def extra(rank: int, step: int) -> dict[str, float]:
+        return {"data" if rank == late_rank else "host": 30.0 * (step >= 100)}
+
+    run = record(tmp_path / "run", Job(steps=200, extra=extra))
+    for file in run.glob("ranks/*/rank.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"device": "cuda"}))
+    change = analyze(str(run), Options(cache=False, jobs=1)).facts["run"]["change"]
+    assert (change["ranks"], change["kind"]) == (ranks, kind)
+    assert bool(change["where"]) == (kind is not None)
+
+
 def test_own_work_of_several_kinds_is_no_communication(tmp_path: Path) -> None:
     """As with lowered clocks, under which all kinds of work take longer and none of them for half of the extra time."""
     assert change_of(tmp_path, {"data": 6.0, "forward": 7.0, "host": 6.5})["kind"] == "compute"

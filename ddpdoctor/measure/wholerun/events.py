@@ -3,6 +3,9 @@
 If one rank takes longer, the others wait for it at the next synchronisation. A rank's own part of a step is the time outside of
 collectives and barriers, and without the part of a backward pass after its own gradients are ready. The rank with a longer own part is
 the cause.
+
+If ranks compute on devices and only their hosts were timed, a host that waits for its device, for example in ``loss.item()``, also waits
+for the ranks for which the device waits. Then only the work in ``_SHOWN_BY_HOST`` is known to be the rank's own.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ KINDS = {
     EventKind.OPTIMIZER: "compute",
 }
 """Kind of event → kind of work. In all other events, such as collectives, the rank may wait for others."""
+_SHOWN_BY_HOST = ("data", "checkpoint")
+"""Kinds of work that the host's clock shows even if the rank computes on a device."""
 _PHASES = {EventKind.FORWARD: "forward", EventKind.BACKWARD: "backward", EventKind.OPTIMIZER: "optimizer"}
 _ALIKE = 0.33
 """Least relative increase of a phase, as a share of the largest one, if the whole machine is slower. Of code that changed, only the phase
@@ -93,8 +98,15 @@ def event_of(
     long, usual = (set(numbers[steps].tolist()) for steps in pattern.long_and_usual_steps(numbers))
     long_times, usual_times = ([_median_times(log.steps, steps) for log in logs] for steps in (long, usual))
     known = [bool(now and before) for now, before in zip(long_times, usual_times, strict=True)]
+    hosts_wait = any(log.computes_on_device and not log.on_device_time for log in logs)
     extra = [
-        {work: ns - before.get(work, 0.0) for work, ns in now.items()} if is_known else {}
+        {
+            work: ns - before.get(work, 0.0)
+            for work, ns in now.items()
+            if work in _SHOWN_BY_HOST or not hosts_wait
+        }
+        if is_known
+        else {}
         for now, before, is_known in zip(long_times, usual_times, known, strict=True)
     ]
     extra_ns = _extra_ns(logs, long, usual)
@@ -105,11 +117,12 @@ def event_of(
     for place in culprits:
         for name, ns in extra[place].items():
             by_kind[name] += max(ns, 0.0)
-    work = max(by_kind, key=by_kind.__getitem__) if by_kind else "communication" if all(known) else None
+    in_collectives = "communication" if all(known) and not hosts_wait else None
+    work = max(by_kind, key=by_kind.__getitem__) if by_kind else in_collectives
     # If some rank was recorded with times only, it may have taken longer too: report ranks only if another known rank waited.
     ranks = [logs[place].rank for place in culprits] if 0 < len(culprits) < sum(known) else None
     where = lines.excess_lines(_COMPONENTS[work], culprits, long, usual) if work in _COMPONENTS else []
-    if not any(known) and kind is PatternKind.ONCE:
+    if not any(known) and not hosts_wait and kind is PatternKind.ONCE:
         culprits, where = _ranks_from_samples(logs, lines, long, usual)
         ranks = [logs[place].rank for place in culprits] if 0 < len(culprits) < len(logs) else None
     lengths_ns = [step.length_ns for log in logs for step in log.steps if step.number in long]
@@ -216,7 +229,7 @@ def _own_times(step: Step, kinds: Mapping[EventKind, str] = KINDS) -> dict[str, 
         end_ns = max(end_ns, event.end_ns)
         covered += own_ns
         if event.kind == EventKind.BACKWARD and event.reductions:
-            own_ns = max(min(event.gradients_ready_ns, event.end_ns) - begin_ns, 0)
+            own_ns = max(event.gradients_ready_ns - begin_ns, 0)
         if event.kind in kinds:
             times[kinds[EventKind(event.kind)]] += own_ns
     times["host"] += max(step.length_ns - covered, 0)
