@@ -4,11 +4,12 @@ Such a step does not represent the job, and a long one would dominate the mean. 
 storage, is measured. Evidence:
 
 - In a suspended process no thread runs, so the thread that samples the training thread stops as well. In a stall it continues. A thread
-that holds the GIL also stops it, but uses a CPU.
+that holds the GIL also stops it, but mostly uses a CPU.
 
 - If the launcher is suspended with its ranks, telemetry has no readings either. Otherwise telemetry shows whether a rank uses a CPU.
 
-- If it occurs repeatedly in the same kind of call, while the launcher continues, the job causes it.
+- If it occurs repeatedly in the same kind of call, or in steps whose calls were not recorded, while the launcher continues, the job causes
+it.
 
 Without samples, only a step many times as long as any other counts.
 """
@@ -38,8 +39,9 @@ _MOST_NAMED = 8
 class Tuning(msgspec.Struct, frozen=True):
     """Thresholds of suspensions."""
 
-    least_ns: int = 2_000_000_000
-    """Minimum length. The sampling thread takes a sample at least every 0.4 s: if there is none for this long, it could not run."""
+    least_ns: int = 3_000_000_000
+    """Minimum length. The sampling thread wakes up at least once a second, and in a step that is not recorded in full, it takes a sample from
+    the second time on: if there is none for this long, it could not run."""
     least_steps: float = 3.0
     """Minimum length of the step as a multiple of the rank's median step: shorter suspensions do not affect the results."""
     mostly: float = 0.5
@@ -50,6 +52,11 @@ class Tuning(msgspec.Struct, frozen=True):
     """Maximum number of suspensions in the same kind of call; if there are more, the job causes them."""
     silent_readings: float = 3.0
     """Length of a gap in telemetry, as a multiple of the usual interval."""
+    readings_before: int = 20
+    """Intervals before the step whose median is the usual one. Intervals are random, and double now and then."""
+    thinned: int = 3
+    """If only samples of every n-th second were read, silence is reduced by this many times n seconds: samples of successive kept seconds
+    are n seconds apart, and one or two kept seconds may lack samples by chance."""
     far: float = 20.0
     """Minimum multiple of the longest other step, if there is no other evidence."""
     far_ns: int = 10_000_000_000
@@ -127,6 +134,11 @@ def _stops(log: RankLog, host: HostTelemetry | None) -> list[_Stop]:
     return [stop for stop in stops if stop.certain] + rare
 
 
+def _least_ns(beyond_ns: int) -> float:
+    """Minimum length of a suspension in a step that is ``beyond_ns`` longer than the usual one."""
+    return max(TUNING.least_ns, TUNING.mostly * beyond_ns)
+
+
 class _Evidence(msgspec.Struct, frozen=True):
     """Evidence of whether a rank was suspended in a long step."""
 
@@ -147,22 +159,26 @@ class _Evidence(msgspec.Struct, frozen=True):
             # Libraries are loaded and kernels compiled in warm-up steps, and these are excluded anyway.
             return None
         stop = self._longest_silence(place, beyond_ns)
-        if stop is None:
+        if stop is None and not quiet:
             # Without other evidence, the step must be much longer than all but at most one other.
             others = np.sort(np.delete(self.lengths, place))
             longest = int(others[-min(TUNING.most_of_call, len(others))])
             far = self.lengths[place] >= max(TUNING.far_ns, TUNING.far * longest)
             without_evidence = not len(self.sampled) and not len(self.readings) and far
-            return _Stop(place, beyond_ns, "", has_evidence=quiet) if quiet or without_evidence else None
-        if stop.ns < max(TUNING.least_ns, TUNING.mostly * beyond_ns):
+            return _Stop(place, beyond_ns, "", has_evidence=False) if without_evidence else None
+        stop = stop or _Stop(place, beyond_ns, "", has_evidence=True)
+        if stop.ns < _least_ns(beyond_ns):
             return None
         runs = self._had_cpu(step, stop.ns)
-        if quiet or (not stop.call and not runs):
-            return stop
-        return replace(stop, certain=False) if runs is False else None
+        if quiet:
+            return replace(stop, certain=not runs)
+        if runs or (stop.call and runs is None):
+            return None
+        return replace(stop, certain=step.in_full and not stop.call)
 
     def _longest_silence(self, place: int, beyond_ns: int) -> _Stop | None:
-        """The longest time in the step without a sample; None if sampling does not cover the step."""
+        """The longest time in the step without a sample; None if sampling does not cover the step, or samples were thinned out and this
+        explains the silence."""
         step, sampled = self.log.steps[place], self.sampled
         if not len(sampled) or sampled[0] > step.end_ns:
             return None
@@ -173,6 +189,11 @@ class _Evidence(msgspec.Struct, frozen=True):
         moments = np.concatenate(([step.start_ns], sampled[low:high], [step.end_ns]))
         longest = int(np.diff(moments).argmax())
         start, end = int(moments[longest]), int(moments[longest + 1])
+        every_s = self.log.samples_every_s
+        thinned_ns = TUNING.thinned * every_s * 1_000_000_000 if every_s > 1 else 0
+        ns = min(end - start - thinned_ns, beyond_ns)
+        if thinned_ns and ns < _least_ns(beyond_ns):
+            return None
         margin = (end - start) // 10
         holding = [
             event.kind
@@ -181,7 +202,7 @@ class _Evidence(msgspec.Struct, frozen=True):
             and step.start_of(event) <= start + margin
             and step.end_of(event) >= end - margin
         ]
-        return _Stop(place, min(end - start, beyond_ns), holding[0] if holding else "", has_evidence=True)
+        return _Stop(place, ns, holding[0] if holding else "", has_evidence=True)
 
     def _had_cpu(self, step: Step, ns: int) -> bool | None:
         """Whether the training thread was running or runnable during the suspension, or else whether telemetry shows CPU use of the rank's
@@ -206,8 +227,8 @@ class _Evidence(msgspec.Struct, frozen=True):
         low = max(0, int(np.searchsorted(readings, start)) - 1)
         high = int(np.searchsorted(readings, end)) + 1
         holes = np.diff(readings[low:high])
-        usual = float(np.median(np.diff(readings)))
         if not len(holes) or high > len(readings):
             return False
-        least = max(TUNING.least_ns, TUNING.silent_readings * usual, TUNING.mostly * beyond_ns)
-        return bool(holes.max() >= least)
+        before = np.diff(readings[max(0, low - TUNING.readings_before) : low + 1])
+        usual = float(np.median(before if len(before) else np.diff(readings)))
+        return bool(holes.max() >= max(TUNING.silent_readings * usual, _least_ns(beyond_ns)))

@@ -65,6 +65,8 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
     """[S, 4] epoch ns, user line, innermost line, ns that the sampling thread waited for the GIL (0 below
     :data:`ddpdoctor.rundir.HELD_NS`). Lines are ids into ``sample_where``."""
     sample_where: Mapping[int, Where] = msgspec.field(default_factory=dict)
+    samples_every_s: int = 1
+    """Samples of every n-th second were read; more than 1 if there were too many."""
     burst_samples: Ints = msgspec.field(default_factory=no_samples)
     """[C, 4] like ``samples``: the burst samples (taken in close succession) that waited for the GIL."""
     burst_ns: int = 0
@@ -75,7 +77,7 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
     on_device_time: bool = False
     """Whether forward, backward and optimizer have device times, see :mod:`.devicetime`."""
     left_out: int = 0
-    """Steps of the whole run that were recorded but not read, see :mod:`.read_limit`; the same on all ranks."""
+    """Steps of the whole run, or of this training, that were recorded but not read, see :mod:`.read_limit`; the same on all ranks."""
     group_ends_ns: Sequence[int] = ()
     """When the rank destroyed a process group, or ended; wall clock, epoch ns."""
     follows_training: bool = False

@@ -110,12 +110,13 @@ def read_rank_log(record: RankRecord, limit: ReadLimit | None = None) -> RankLog
         record,
         tuple(read.steps),
         read.where,
-        sampled.table(sampled.samples),
-        sampled.where,
-        sampled.table(sampled.burst_samples),
-        sampled.burst_ns,
-        [*read.notes, *sampled.notes, *worker_notes],
-        read.device_times,
+        samples=sampled.table(sampled.samples),
+        sample_where=sampled.where,
+        samples_every_s=sampled.every_s,
+        burst_samples=sampled.table(sampled.burst_samples),
+        burst_ns=sampled.burst_ns,
+        notes=[*read.notes, *sampled.notes, *worker_notes],
+        device_times=read.device_times,
         left_out=limit.left_out,
         group_ends_ns=read.group_ends_ns[:_MOST_GROUPS],
         saved=read.saved,
@@ -226,6 +227,8 @@ class _SamplesFile(msgspec.Struct):
     """Contents of a rank's samples.jsonl."""
 
     samples: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    every_s: int = 1
+    """Samples of every n-th second are kept."""
     burst_samples: array[int] = msgspec.field(default_factory=lambda: array("q"))
     burst_ns: int = 0
     where: dict[int, Where] = msgspec.field(default_factory=dict)
@@ -248,7 +251,7 @@ def _read_samples(rank: RankRecord, limit: ReadLimit, steps: Sequence[Step]) -> 
     spans = _Spans(None if limit.numbers is None else steps)
     plausible_span = span_around([steps])
     read = _SamplesFile()
-    every, most, count, misdated = 1, _COLUMNS * limit.most_samples, 0, 0
+    most, count, misdated = _COLUMNS * limit.most_samples, 0, 0
     for record, _ in _records(rank, SAMPLES_FILE, limit, read.notes):
         if record.where is not None:
             _add_source_line(read.where, record)
@@ -258,14 +261,14 @@ def _read_samples(rank: RankRecord, limit: ReadLimit, steps: Sequence[Step]) -> 
         count += len(record.samples)
         if plausible_span is not None and not plausible_span[0] <= record.time_ns <= plausible_span[1]:
             misdated += len(record.samples)
-        elif record.time_ns // _SECOND_NS % every == 0:
+        elif record.time_ns // _SECOND_NS % read.every_s == 0:
             read.burst_ns += record.looked_ns if spans.contains(record.time_ns) else 0
             _keep_samples(record, record.time_ns, record.samples, read.samples, spans)
             _keep_samples(record, record.time_ns, record.closer, read.burst_samples, spans)
-            while len(read.samples) > most and every < _MAX_THINNING_S:
-                every *= 2
+            while len(read.samples) > most and read.every_s < _MAX_THINNING_S:
+                read.every_s *= 2
                 table = read.table(read.samples)
-                read.samples = array("q", table[table[:, 0] // _SECOND_NS % every == 0].tobytes())
+                read.samples = array("q", table[table[:, 0] // _SECOND_NS % read.every_s == 0].tobytes())
             del read.samples[most:]
             if len(read.burst_samples) > most:
                 read.burst_samples, read.burst_ns = array("q"), 0

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
+from ddpdoctor.measure.align import exclude_suspended
+from ddpdoctor.measure.steplog import SUSPENDED, Event, RankLog, Step
+from ddpdoctor.rundir import RankRecord
+from ddpdoctor.telemetry import Telemetry
 from tests.measure.clocks import copied, suspend
 from tests.measure.grids import pairs_first
 from tests.measure.recorded import Job, late_facts, measured, plant, record
@@ -37,14 +43,14 @@ def without_telemetry(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "ns", "ranks"),
-    pairs_first(("slow-data-one-rank", "healthy"), (3 * S, 3480 * S), (None, (0,), (1,))),
+    pairs_first(("slow-data-one-rank", "healthy"), (4 * S, 3480 * S), (None, (0,), (1,))),
 )
 def test_a_pause_changes_no_verdict(tmp_path, expected, name, ns, ranks):
     folder = copied(FIXTURES / name, tmp_path / "run")
     suspend(folder, STEP, ns, ranks)
     found, wanted = diagnosed(folder), expected[name]
     (note,) = told(found.notes)
-    length = "3 s" if ns == 3 * S else "58 min"
+    length = "4 s" if ns == 4 * S else "58 min"
     assert f"suspended for {length} in step {STEP}" in note
     assert note.startswith("The job was" if ranks is None else f"Rank {ranks[0]} was")
     assert found.steps.set_aside["suspended"] == 2
@@ -121,3 +127,70 @@ def test_what_silences_the_process_again_and_again_is_the_job_s_own(tmp_path):
     stalled(folder, (30, 50, 70, 90), 5 * S, "save", 1_000_000, sampled=False)
     found = diagnosed(folder)
     assert not told(found.notes) and found.verdict.rule is not None
+
+
+def rank_log(
+    lengths_s: Sequence[float],
+    *,
+    silent: Collection[int] = (),
+    in_full: bool = False,
+    cpu_s: float | None = None,
+    samples_every_s: int = 1,
+) -> RankLog:
+    """A rank that is sampled every 0.25 s except in the ``silent`` steps; of the samples, those of every n-th second were kept."""
+    ends = np.cumsum(np.round(np.asarray(lengths_s) * S).astype(np.int64))
+    edges = [0, *ends.tolist()]
+    events = (Event("fwd", 0, 1000, module=0),) if in_full else ()
+    cpu_ns = None if cpu_s is None else round(cpu_s * S)
+    steps = [
+        Step(number, edges[number], edges[number + 1], events, (), None, cpu_ns)
+        for number in range(len(lengths_s))
+    ]
+    times = np.arange(0, edges[-1], S // 4)
+    times = times[~np.isin(np.searchsorted(ends, times, side="right"), list(silent))]
+    times = times[times // S % samples_every_s == 0]
+    samples = np.stack([times, *[np.zeros_like(times)] * 3], axis=1)
+    record = RankRecord("", 0, {"host": "a"})
+    return RankLog(0, record, tuple(steps), samples=samples, samples_every_s=samples_every_s)
+
+
+def suspended(log: RankLog, readings_s: Sequence[float] = ()) -> list[int]:
+    """Numbers of the steps in which the rank counts as suspended. ``readings_s``: times of its host's telemetry."""
+    readings = [{"t_ns": round(at * S), "host": {"cpu_percent": 10.0}} for at in readings_s]
+    hosts = {"a": Telemetry("", samples=readings)} if readings else {}
+    return [step.number for step in exclude_suspended([log], hosts)[0][0].steps if SUSPENDED in step.marks]
+
+
+LONG = {60: 70.0, 90: 16.0, 120: 16.0, 150: 16.0}
+"""Lengths in s of some of 160 steps."""
+LENGTHS_S = [LONG.get(number, 5.0) for number in range(160)]
+
+
+def test_telemetry_that_became_less_frequent_has_no_gap():
+    """It was read each second for 150 s, then every 6 s, but not while the launcher was suspended in step 60."""
+    late = [at for at in np.arange(150, 900, 6) if not 300 < at < 360]
+    log = rank_log(LENGTHS_S)
+    unsampled = RankLog(0, log.record, log.steps)
+    assert suspended(unsampled, [*range(150), *late]) == [60]
+
+
+@pytest.mark.parametrize(("cpu_s", "found"), [(5.0, []), (0.1, [40, 60, 80])], ids=["runs", "does not run"])
+def test_a_rank_that_computes_while_its_launcher_gets_no_cpu_is_not_suspended(cpu_s, found):
+    lengths_s = [8.0 if number in (40, 60, 80) else 1.0 for number in range(100)]
+    log = rank_log(lengths_s, silent=(40, 60, 80), in_full=True, cpu_s=cpu_s)
+    starts_s = [step.start_ns / S for step in log.steps if step.length_ns > S]
+    read = [at for at in range(121) if not any(start + 0.5 < at < start + 7.5 for start in starts_s)]
+    assert suspended(log, read) == found
+
+
+@pytest.mark.parametrize("stalls", [2, 20])
+def test_repeated_stalls_in_steps_of_which_only_the_times_were_kept_are_the_job_s_own(stalls):
+    """A page fault in the job's own loader holds the interpreter's lock for 4 s."""
+    stalled = range(30, 30 + 10 * stalls, 10)
+    log = rank_log([4.0 if number in stalled else 0.1 for number in range(300)], silent=stalled)
+    assert suspended(log) == ([*stalled] if stalls == 2 else [])
+
+
+def test_samples_that_were_not_read_are_no_silence():
+    """Of every eighth second samples were kept. In step 60 the process was suspended, in the others it waited."""
+    assert suspended(rank_log(LENGTHS_S, silent=(60,), in_full=True, cpu_s=0.1, samples_every_s=8)) == [60]

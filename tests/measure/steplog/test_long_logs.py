@@ -120,11 +120,12 @@ def test_samples_and_device_times_are_those_of_the_steps_that_are_read(tmp_path,
         out.write(f'{{"t":{steps[-1]["t"][1]},"s":[[7,1]]}}\n')  # after the last step
     (log,) = logs_of(run)
     assert set(log.device_times) == set(numbers(log)) and len(log.samples) == 2 * len(log.steps) + 1 < 1_100
-    assert log.samples[-1, 0] == log.steps[-1].end_ns + 7
+    assert log.samples[-1, 0] == log.steps[-1].end_ns + 7 and log.samples_every_s == 1
     monkeypatch.setattr(read_limit, "MOST_SAMPLES", 300)
     (log,) = logs_of(run)
     seconds = {sample[0] // 10**9 for sample in log.samples}
     assert 0 < len(log.samples) <= 300 and {second % 2 for second in seconds} == {0}
+    assert log.samples_every_s > 1
 
 
 @pytest.mark.parametrize("at", [0, 5])
