@@ -42,6 +42,8 @@ class Job:
     """Of sharded parameters, before the forward; 0: each rank has all of them."""
     metric: str = ""
     """"": none, "blocking" or "async": an all_reduce between forward and backward."""
+    in_flight: int = 1
+    """Number of asynchronous all_reduces, all started before the first wait."""
     batch: Callable[[int], int] = lambda rank: 32
     elements: Callable[[int, int], int] | None = None
     """Elements of a rank's inputs in a step."""
@@ -189,8 +191,10 @@ def _iteration(job: Job, ranks: list[_Rank], step: int, last: bool) -> None:
         _meet(ranks, "coll", 0.2, op="all_reduce")
     elif job.metric == "async":
         for r in ranks:
-            r.spend("coll", 0.01, op="all_reduce", pg="0", b=4, w=2, **{"async": True})
-        _wait(ranks)
+            for _ in range(job.in_flight):
+                r.spend("coll", 0.01, op="all_reduce", pg="0", b=4, w=2, **{"async": True})
+        for _ in range(job.in_flight):
+            _wait(ranks)
     _backward(job, ranks, extras, sync and job.ddp)
     if not job.ddp and last:
         _meet(ranks, "coll", job.transfer, op="all_reduce", b=4_000_000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -130,7 +130,8 @@ def _gradient_points(step: Step, counts: _PointCounts, job: _Job) -> Iterator[Sy
 
 
 def _collective_points(step: Step, counts: _PointCounts, job: _Job) -> Iterator[SyncPoint]:
-    """Collectives called from Python. For an asynchronous one, the arrival is the start of the wait for it."""
+    """Collectives called from Python. For an asynchronous one, the arrival is the start of the wait for it. If several are pending, each
+    wait is for the oldest one."""
     if not any(event.kind in _CALLS for event in step.events):
         return
     backwards = [event for event in step.events if event.kind == EventKind.BACKWARD]
@@ -138,15 +139,15 @@ def _collective_points(step: Step, counts: _PointCounts, job: _Job) -> Iterator[
     # Without DDP, collectives between the last backward and the optimizer after it average the gradients.
     since_ns = math.inf if job.has_ddp else max((event.end_ns for event in backwards), default=math.inf)
     until_ns = min((start_ns for start_ns in updates if start_ns >= since_ns), default=math.inf)
-    pending: Event | None = None
+    pending: deque[Event] = deque()
     for event in step.events:
         call, wait = event, event
-        if event.kind == EventKind.WAIT and pending is not None:
-            call, pending = pending, None
+        if event.kind == EventKind.WAIT and pending:
+            call = pending.popleft()
         elif event.kind not in _CALLS or event.operation in POINT_TO_POINT:
             continue
         elif event.is_async:
-            pending = event
+            pending.append(event)
             continue
         yield SyncPoint(
             _key(step, counts, "call", call.group),

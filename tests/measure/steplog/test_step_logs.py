@@ -192,10 +192,13 @@ def test_gathering_sharded_parameters_is_no_metric(tmp_path):
     only_culprit(found, "host", [2], 5.0)
 
 
-def test_asynchronous_metrics_are_met_where_they_are_waited_for(tmp_path):
-    found, _ = measured(record(tmp_path / "run", Job(metric="async", extra=plant(2, host=5.0))))
+@pytest.mark.parametrize("in_flight", [1, 4])
+def test_asynchronous_metrics_are_met_where_they_are_waited_for(tmp_path, in_flight):
+    job = Job(metric="async", in_flight=in_flight, extra=plant(2, host=5.0))
+    found, _ = measured(record(tmp_path / "run", job))
     only_culprit(found, "host", [2], 5.0)
-    assert found.graphs.primary.unmatched == 0 and found.facts.buckets.collectives_per_step == 1
+    assert found.graphs.primary.unmatched == 0 and found.facts.buckets.collectives_per_step == in_flight
+    assert found.facts.shared.collective.ms_per_step == pytest.approx(0.2 * in_flight, abs=0.02)
 
 
 def test_two_ranks_of_two_are_late_for_two_causes(tmp_path):
