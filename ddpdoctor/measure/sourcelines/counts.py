@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from math import exp, log, sqrt
+from math import log, sqrt
 
 import msgspec
 import numpy as np
@@ -183,21 +183,22 @@ def most_probable_line(
     best = max(net, key=lambda line: net[line], default=None)
     if best is None or net[best] < _TUNING.fewest:
         return {}
+    # Of hundreds of samples, the odds themselves would be 0.0.
     odds = {
-        line: _odds(round(selected[line]), round(reference.get(line, 0.0)), scale, excess) for line in net
+        line: _log_odds(round(selected[line]), round(reference.get(line, 0.0)), scale, excess) for line in net
     }
-    likely = odds[best] / (sum(odds.values()) + exp(-excess))
-    return {best: net[best]} if likely >= _TUNING.likely else {}
+    all_odds = np.logaddexp.reduce([*odds.values(), -excess])
+    return {best: net[best]} if odds[best] - all_odds >= log(_TUNING.likely) else {}
 
 
-def _odds(count: int, other: int, scale: float, excess: float) -> float:
-    """Likelihood ratio of a line's ``count``, with over without the excess at this line. ``other``: samples of other ranks in
-    1 / ``scale`` times the time."""
+def _log_odds(count: int, other: int, scale: float, excess: float) -> float:
+    """Logarithm of the likelihood ratio of a line's ``count``, with over without the excess at this line. ``other``: samples of other
+    ranks in 1 / ``scale`` times the time."""
     if excess <= 0:
-        return 1.0
+        return 0.0
     shape, part = other + _TUNING.rate_shape, 1.0 / (1.0 + scale)
     before, numbers = np.arange(count), np.arange(count + 1)
     ratios = np.log((before + shape) / (before + 1) * (1.0 - part))
     usual = shape * log(part) + np.concatenate(([0.0], np.cumsum(ratios)))
     poisson = numbers * log(excess) - excess - np.cumsum(np.log(np.maximum(numbers, 1)))
-    return float(np.exp(usual + poisson[::-1]).sum()) / max(exp(usual[count]), 1e-300)
+    return float(np.logaddexp.reduce(usual + poisson[::-1]) - usual[count])

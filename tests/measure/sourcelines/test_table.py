@@ -177,3 +177,11 @@ def test_what_stands_out_does_so_of_the_counting_error_of_both():
     theirs = SampleCounts(dict.fromkeys(mine.at, 12.0), {}, {}, {}, 0, 0, 10.0, 1)
     # Two standard deviations are 2 * sqrt(83 + 16 * 12) = 33.2 for the first.
     assert excess_samples(mine, theirs, 1) == {first: 35.0, second: 42.0}
+
+
+def test_of_hundreds_of_samples_spread_over_hundreds_of_lines_none_is_probable():
+    """The probabilities of so many samples are below the smallest floating-point number."""
+    lines = [CodeLine("train.py", number, "main") for number in range(500)]
+    mine = SampleCounts(dict.fromkeys(lines, 2.0), {}, {}, {}, 0, 0, 40.0, 1)
+    theirs = SampleCounts({}, {}, {}, {}, 0, 0, 40.0, 1)
+    assert excess_samples(mine, theirs, 1) == {}
