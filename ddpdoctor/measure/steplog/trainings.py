@@ -89,8 +89,12 @@ def trainings_of(logs: Sequence[RankLog]) -> list[Training]:
         steps = [
             [step for part in of_rank for step in part] for of_rank in zip(*groups[place:until], strict=True)
         ]
+        is_last = until == len(groups)
+        numbers = {step.number for own in steps for step in own}
+        end = max(numbers, default=-1) + 1 if is_last else bounds[until]
+        left_out = min(end - bounds[place] - len(numbers), max(log.left_out for log in logs))
         parts = [
-            _training_log(log, own, bounds[place], is_last=until == len(groups))
+            replace(_training_log(log, own, bounds[place], is_last=is_last), left_out=left_out)
             for log, own in zip(logs, steps, strict=True)
             if own
         ]

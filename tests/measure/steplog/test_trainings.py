@@ -112,3 +112,14 @@ def test_no_time_is_lost_between_groups_that_are_one_training() -> None:
     assert [(each.first_step, each.steps) for each in found] == [(0, 8), (8, 4)]
     assert [step.length_ns for step in found[0].logs[0].steps] == [10 * MS] * 8
     assert found[1].logs[0].steps[0].length_ns == 7 * MS
+
+
+def test_steps_that_were_not_read_count_for_their_own_training() -> None:
+    """Of 4 and 6 steps, 1 and 2 were not read, and rank 1 has lost another one."""
+    without = [(2, 5, 6), (2, 5, 6, 8)]
+    logs = [
+        replace(log(rank, [0] * 4 + [1] * 6, 43, without=lost), left_out=3)
+        for rank, lost in enumerate(without)
+    ]
+    found = trainings_of(logs)
+    assert [[each.left_out for each in training.logs] for training in found] == [[1, 1], [2, 2]]
