@@ -14,7 +14,7 @@ from ddpdoctor.measure.summary import RankMemory
 from ddpdoctor.measure.telemetry import HostTelemetry
 
 from .growing import MemoryKind
-from .rank import DeviceMemory, Rank, host_free, ranks_of
+from .rank import DeviceMemory, Rank, host_free, ranks_of, reading_times
 
 _KEPT_FREE = 0.1
 """Part of the headroom that is not usable: allocators round up, and fragments are lost."""
@@ -46,9 +46,9 @@ def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Me
         here.setdefault(rank.log.host, []).append(rank)
     free: dict[str, tuple[float | None, float | None]] = {}
     for name, own in here.items():
-        steps = [step for rank in own for step in rank.log.steps]
-        if name in hosts and steps:
-            begin_ns, end_ns = min(step.start_ns for step in steps), max(step.end_ns for step in steps)
+        times = [reading_times(rank.log) for rank in own if rank.log.steps]
+        if name in hosts and times:
+            begin_ns, end_ns = min(starts[0] for starts, _ in times), max(ends.max() for _, ends in times)
             free[name] = host_free(hosts[name], begin_ns, end_ns)
     grows = {place: [rank for rank in ranks if place in rank.rises] for place in MemoryKind}
     grows[MemoryKind.WORKERS] = [rank for rank in grows[MemoryKind.WORKERS] if not _workers_inherit(rank)]

@@ -287,7 +287,7 @@ class _Epochs(msgspec.Struct, frozen=True):
         ranks = int(log.record.info.get("world_size") or 1) if shared else 1
         parts = 1 if settings.get("shuffle") is False else max(ranks, 1) * max(workers, 1)
         return cls(
-            recorded=max(counted, float(len(begins))) if counted else float(len(begins)),
+            recorded=max(counted, float(len(begins))),
             second_ns=begins[1].start_ns if len(begins) > 1 else None,
             parts=parts,
             workers=workers,

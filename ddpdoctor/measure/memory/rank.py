@@ -44,6 +44,28 @@ class Series(msgspec.Struct, frozen=True):
 
 
 NO_READINGS = Series(np.empty(0), np.empty(0))
+_SET_BACK_NS = 1_000_000_000
+"""A clock that was set back by less is not noticed: memory is read about once a second."""
+
+
+def reading_times(log: RankLog) -> tuple[Array, Array]:
+    """[N] (starts, ends) of the steps by the clock of memory readings: the host's wall clock, as if it had not been set back, because times
+    in telemetry increase."""
+    starts, ends = np.array([step.recorded_ns for step in log.steps], float).reshape(-1, 2).T
+    back = ends[:-1] - starts[1:]
+    behind = np.concatenate(([0.0], np.cumsum(np.where(back >= _SET_BACK_NS, back, 0.0))))[: len(starts)]
+    return np.maximum.accumulate(starts + behind), ends + behind
+
+
+def _on_time_of_steps(log: RankLog, held: Series) -> Series:
+    """Readings on the time of the rank's steps, which does not contain the time for which a clock was set forward or the machine slept."""
+    if not log.steps or held is NO_READINGS:
+        return held
+    starts, _ = reading_times(log)
+    begins = np.array([step.start_ns for step in log.steps], float)
+    place = np.clip(np.searchsorted(starts, held.times_ns, side="right") - 1, 0, None)
+    next_begin = np.append(begins[1:], np.inf)[place]
+    return Series(np.minimum(begins[place] + held.times_ns - starts[place], next_begin), held.bytes_)
 
 
 def process_memory(log: RankLog, host: HostTelemetry) -> Series:
@@ -78,7 +100,8 @@ def _column(log: RankLog, host: HostTelemetry, field: str) -> tuple[Array, Array
 
 
 def host_free(host: HostTelemetry, begin_ns: float, end_ns: float) -> tuple[float | None, float | None]:
-    """(limit, least free memory between the two times, epoch ns), bytes; of the control group if it has less free memory."""
+    """(limit, least free memory between the two times by the clock of the readings), bytes; of the control group if it has less free
+    memory."""
     stated = host.header.get("host_facts") or {}
     found = [
         (stated.get("memory_total_bytes"), host.host_column("memory_available_bytes")),
@@ -237,6 +260,7 @@ class Rank(msgspec.Struct, frozen=True):
     log: RankLog
     observation: Observation | None
     held: Mapping[MemoryKind, Series]
+    """On the time of the log's steps."""
     rises: Mapping[MemoryKind, Rise]
     """Growth in the observation period; only kinds that grow."""
     observed: frozenset[MemoryKind]
@@ -326,11 +350,12 @@ def _rank(
 ) -> Rank:
     host, device, span = hosts.get(log.host), device_memory(log, notes), observation_of(log)
     used, total = (None, None) if gpu is None else memory_of_gpu(hosts[gpu[0]], gpu[1])
-    held = {
+    read = {
         MemoryKind.PROCESS: NO_READINGS if host is None else process_memory(log, host),
         MemoryKind.WORKERS: NO_READINGS if host is None else workers_memory(log, host),
         MemoryKind.DEVICE: NO_READINGS if device is None else Series(device.times_ns, device.allocated),
     }
+    held = {place: _on_time_of_steps(log, series) for place, series in read.items()}
     rises, observed = {}, set()
     for place, whole in held.items() if span is not None else ():
         assert span is not None

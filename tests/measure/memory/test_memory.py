@@ -27,7 +27,7 @@ class Host:
         self.gpus, self.seconds, self._ranks, self._gpu = list(gpus), seconds, ranks or {}, readings
         self._host = {
             "memory_available_bytes": 40 * GB,
-            **({"cgroup_memory_free_bytes": free} if free else {}),
+            **({"cgroup_memory_free_bytes": free} if free is not None else {}),
         }
 
     def host_column(self, field):
@@ -416,3 +416,29 @@ def test_a_job_on_devices_without_counters_has_no_headroom_of_its_host():
     host = Host(60, {0: {"process_memory_bytes": GB}})
     facts = memory_of([log(0, 60, device="cuda:0", world=1)], {"a": host}).facts
     assert facts.headroom_bytes is facts.on_device is None
+
+
+class SetClock(Host):
+    """The clock of the readings is ``ahead_s`` further after 100 s."""
+
+    ahead_s = 0
+
+    def _column(self, values):
+        times, held = super()._column(values)
+        return times + self.ahead_s * SECOND * (times >= 100 * SECOND), held
+
+
+@pytest.mark.parametrize(("ahead_s", "of_readings_s"), [(3600, 3600), (-50, 0)], ids=["slept", "set back"])
+def test_a_clock_that_was_set_changes_nothing(ahead_s, of_readings_s):
+    """Steps are on monotonic time, readings on the wall clock, of which the reader of telemetry has undone backward steps."""
+    ranks = {0: {"process_memory_bytes": line(200, GB, 10 * MB)}}
+    host = SetClock(200, ranks, free=line(200, 20 * GB, -10 * MB), limit=32 * GB)
+    usual = log(0, 200, world=1)
+    expected = memory_of([usual], {"a": host}).facts
+    host.ahead_s = of_readings_s
+    steps = [
+        msgspec.structs.replace(step, moved_ns=-ahead_s * SECOND * (step.number >= 200))
+        for step in usual.steps
+    ]
+    found = memory_of([RankLog(0, usual.record, tuple(steps))], {"a": host}).facts
+    assert expected.process is not None and found == expected
