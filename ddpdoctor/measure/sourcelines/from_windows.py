@@ -67,16 +67,10 @@ def explaining_annotation(window: Window, annotations: Ints, time: Intervals) ->
 
 _FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.+)$")
 """A Python frame as named by the profiler: ``train.py(44): step``."""
-_LIBRARY = (
-    "site-packages",
-    "dist-packages",
-    "/lib/python",
-    "torch/",
-    "threading.py",
-    "contextlib.py",
-    "<built-in",
-)
-"""Parts of the file names of frames that are not the user's."""
+_LIBRARY_FOLDERS = ("site-packages/", "dist-packages/", "/lib/python", "/torch/")
+"""Parts of the paths of frames that are not the user's. The profiler names files relative to their folder on Python's path."""
+_LIBRARY_FILES = ("threading.py", "contextlib.py")
+"""Names of such files."""
 MOST_LOOKUPS = 200
 """Most times for which frames are looked up, the heaviest first. The rest would not change the order of lines, and each look-up
 scans all frames of the trace."""
@@ -148,9 +142,8 @@ def _user_frames(names: Sequence[str]) -> Stack:
     foreign = [
         CodeLine(match["file"], int(match["line"]), match["function"])
         for match in matches
-        if match and not any(part in match["file"] for part in _LIBRARY)
+        if match and not _is_library(match["file"])
     ]
-    # The profiler names files relative to their folder on Python's path.
     modules = [line.file.partition("/")[0].removesuffix(".py") for line in foreign]
     own = [
         line
@@ -158,6 +151,11 @@ def _user_frames(names: Sequence[str]) -> Stack:
         if module not in sys.stdlib_module_names and module not in WELL_KNOWN
     ]
     return tuple(own or foreign)
+
+
+def _is_library(file: str) -> bool:
+    in_folder = any(part in f"/{file}" for part in _LIBRARY_FOLDERS)
+    return in_folder or file.startswith("<built-in") or file.rpartition("/")[2] in _LIBRARY_FILES
 
 
 _T = TypeVar("_T")

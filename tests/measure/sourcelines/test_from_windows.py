@@ -147,6 +147,9 @@ def test_work_of_the_device_has_the_lines_that_launched_it(tmp_path):
             "train.py",
         ),
         (["profile.py(12): main"], "profile.py"),
+        (["train.py(117): main", "pytorch/model.py(9): forward"], "pytorch/model.py"),
+        (["train.py(117): main", "multithreading.py(9): prefetch"], "multithreading.py"),
+        (["train.py(117): main", "lib/torch/nn/functional.py(9): linear"], "train.py"),
     ],
 )
 def test_the_innermost_frame_that_is_not_of_a_library_is_named(tmp_path, frames, named):
