@@ -40,7 +40,7 @@ class Tuning(msgspec.Struct, frozen=True):
     """Thresholds of suspensions."""
 
     least_ns: int = 3_000_000_000
-    """Minimum length. The sampling thread wakes up at least once a second, and in a step that is not recorded in full, it takes a sample from
+    """Minimum length. The sampling thread wakes up at least once a second. In a step that is not recorded in full, it takes a sample from
     the second time on: if there is none for this long, it could not run."""
     least_steps: float = 3.0
     """Minimum length of the step as a multiple of the rank's median step: shorter suspensions do not affect the results."""
