@@ -92,23 +92,9 @@ class Launch(msgspec.Struct, frozen=True):
     """None if it was not recorded."""
 
 
-class RankAccount(msgspec.Struct, frozen=True):
-    """One rank's wall time."""
-
-    rank: int
-    parts_s: dict[RunPart, float]
-    """Seconds by part, without empty parts."""
-
-    @property
-    def wall_s(self) -> float:
-        """Seconds from the launcher's start to its end, as far as recorded."""
-        return sum(self.parts_s.values())
-
-
 class RunAccount(msgspec.Struct, frozen=True):
     """The wall time of a run."""
 
-    ranks: list[RankAccount]
     parts_s: dict[RunPart, float]
     """Seconds by part, mean over the ranks."""
     steps: int
@@ -163,11 +149,11 @@ def run_account(
         reasons.setdefault(number, RunPart.PAUSES)
     known = [_launch_of(log, launches) for log in logs]
     last = max((log.steps[-1] for log in logs), key=lambda step: (step.number, step.end_ns))
-    ranks = [
-        _rank_account(log, launch, reasons, usual, recorded_s, last, is_first=is_first, is_last=is_last)
+    of_ranks = [
+        _parts_of_rank(log, launch, reasons, usual, recorded_s, last, is_first=is_first, is_last=is_last)
         for log, launch in zip(logs, known, strict=True)
     ]
-    parts = {part: sum(rank.parts_s.get(part, 0.0) for rank in ranks) / len(ranks) for part in RunPart}
+    parts = {part: sum(max(own[part], 0.0) for own in of_ranks) / len(of_ranks) for part in RunPart}
     steps = last.number + 1
     ordinary = [
         length for number, length in zip(numbers.tolist(), lengths_s, strict=True) if number not in reasons
@@ -176,7 +162,6 @@ def run_account(
     wall_s = sum(parts.values())
     usual_steps_s = min(steps * usual_s, parts[RunPart.STEPS] + parts[RunPart.UNKNOWN])
     return RunAccount(
-        ranks=ranks,
         parts_s={part: seconds for part, seconds in parts.items() if seconds > 0.0},
         steps=steps,
         goodput=min(usual_steps_s / wall_s, 1.0) if wall_s > 0 else 0.0,
@@ -270,7 +255,7 @@ def _launch_of(log: RankLog, launches: Mapping[str, Launch]) -> Launch | None:
     return launch if starts and (launch.ended_ns is None or launch.ended_ns >= last[0]) else None
 
 
-def _rank_account(
+def _parts_of_rank(
     log: RankLog,
     launch: Launch | None,
     reasons: Mapping[int, RunPart],
@@ -280,8 +265,8 @@ def _rank_account(
     *,
     is_first: bool,
     is_last: bool,
-) -> RankAccount:
-    """The account of a rank. ``last``: the last step of all ranks, on the clock of the log."""
+) -> dict[RunPart, float]:
+    """Seconds of a rank by part. ``last``: the last step of all ranks, on the clock of the log."""
     parts = dict.fromkeys(RunPart, 0.0)
     ended_ns = log.record.info.get("ended_ns")
     first_ns, last_ns = log.steps[0].recorded_ns[0], log.steps[-1].recorded_ns[1]
@@ -321,7 +306,7 @@ def _rank_account(
             reason = reasons.get(step.number - 1)
         _add_step(parts, step, reason, step_usual_s, recorded_s.get(step.number, {}))
         before = step
-    return RankAccount(log.rank, {part: seconds for part, seconds in parts.items() if seconds > 0.0})
+    return parts
 
 
 def _unrecorded_ends(log: RankLog, launch: Launch | None, last: Step) -> tuple[int, int]:
