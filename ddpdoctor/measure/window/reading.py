@@ -61,7 +61,7 @@ def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -
     )
     span = _span(trace, on_device)
     work = (
-        device_work(trace, main, collectives, span, last_step_end=steps[-1][2] if steps else None)
+        device_work(trace, main, collectives, span, steps[-1][2] if steps else None, shows_host=shows_host)
         if on_device
         else host_work(trace, main)
     )
@@ -197,10 +197,17 @@ def _dimensions(text: str) -> list[list[int]]:
 
 
 def device_work(
-    trace: RankTrace, main: int, collectives: Collectives, span: tuple[int, int], last_step_end: int | None
+    trace: RankTrace,
+    main: int,
+    collectives: Collectives,
+    span: tuple[int, int],
+    last_step_end: int | None,
+    *,
+    shows_host: bool,
 ) -> dict[str, Any]:
     """Return what the device computed, copied and waited for, as fields of a :class:`Window`, on the trace's own clock. The sets only
-    overlap with collectives. ``main`` is the training thread's lane, ``span`` that of the window."""
+    overlap with collectives. ``main`` is the training thread's lane, ``span`` that of the window. ``shows_host``: whether the host's work
+    was recorded."""
     moving = trace.category_mask("gpu_memcpy")
     communicates = classify.communication_kernels(trace)
     # A copy within the device, such as from a bucket to its gradients, counts as computation.
@@ -255,7 +262,7 @@ def device_work(
         },
         "compute": kernels,
         # If nothing of the host was recorded, it may also have waited for the collective.
-        "late_launches": intersect(gaps.for_host, communicating) if host_recorded(trace) else EMPTY,
+        "late_launches": intersect(gaps.for_host, communicating) if shows_host else EMPTY,
         "waits": waits,
         "idle_after": idle_after,
         "phase_gaps": {
