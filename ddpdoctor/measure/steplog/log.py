@@ -245,9 +245,6 @@ def _excess_over_usual(times: Intervals, saves: NDArray[Any], waits: Intervals, 
     return union(times[0] + usual, times[1])
 
 
-_EPOCH_START_BATCHES = 1
-"""Batches after ``iter(loader)`` that still wait for the start of the workers."""
-
 _ON_HOST = (Component.COLLECTION, Component.CHECKPOINT, Component.EPOCH_START, Component.DATA)
 _ON_DEVICE = (Component.OPTIMIZER, Component.BACKWARD, Component.FORWARD)
 _WHOLE_EVENTS: dict[str, Component] = {
@@ -305,9 +302,9 @@ def activities_of(
     steps: Sequence[Step], origin_ns: int, with_workers: Collection[int], on_device_time: bool
 ) -> Activities:
     """Activities in these steps. ``with_workers``: ids of the rank's loaders with worker processes."""
-    starting_batches: Counter[int] = Counter()
+    starting: set[int] = set()
     spans = _times(
-        steps, origin_ns, lambda event: _component(event, starting_batches, with_workers), until_ready=True
+        steps, origin_ns, lambda event: _component(event, starting, with_workers), until_ready=True
     )
     gaps = NO_GAPS
     if not on_device_time:
@@ -350,15 +347,14 @@ def _times(
     return {sort: (table[0], table[1]) for sort, table in tables.items()}
 
 
-def _component(
-    event: Event, starting_batches: Counter[int], with_workers: Collection[int]
-) -> Component | None:
-    """Component of an event. ``starting_batches``: by loader, how many of the next batches still wait for the start of its workers."""
+def _component(event: Event, starting: set[int], with_workers: Collection[int]) -> Component | None:
+    """Component of an event. ``starting``: loaders whose next batch still waits for the start of their workers."""
     if event.kind == EventKind.ITERATION:
-        starting_batches[event.loader] = _EPOCH_START_BATCHES if event.loader in with_workers else 0
+        if event.loader in with_workers:
+            starting.add(event.loader)
         return Component.EPOCH_START
     if event.kind == EventKind.DATA:
-        starting = starting_batches[event.loader] > 0
-        starting_batches[event.loader] -= 1
-        return Component.EPOCH_START if starting or event.exhausted else Component.DATA
+        is_first = event.loader in starting
+        starting.discard(event.loader)
+        return Component.EPOCH_START if is_first or event.exhausted else Component.DATA
     return _WHOLE_EVENTS.get(event.kind)

@@ -211,8 +211,7 @@ def _read_other_line(read: _StepsFile, record: LogRecord, limit: ReadLimit, rank
         if limit.includes(record.device) and len(read.device_times) <= MOST_STEPS:
             read.device_times[record.device] = DeviceTimes(record.device_start_ns, record.device_times_ns)
     elif record.evaluated is not None:
-        if limit.includes(record.evaluated):
-            read.evaluated.add(record.evaluated)
+        read.evaluated.add(record.evaluated)
     elif record.saved is not None:
         read.saved = max(record.saved, read.saved or 0)
     elif record.where is not None:
@@ -374,7 +373,6 @@ def _worker_log(loader: int | None, read: list[tuple[WorkerLine, list[WorkerSamp
     sizes = [line.bytes for line in lines if line.bytes is not None]
     return WorkerLog(
         number=lines[0].worker or 0,
-        workers=lines[0].workers,
         loader=loader,
         batches=sum(line.batches for line in lines),
         preparing_ns=sum(line.preparing_ns for line in lines),

@@ -49,11 +49,6 @@ class Reduction(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField
     ready_ns: Offsets = ()
     forward_end_ns: Offset | None = None
 
-    @property
-    def has_known_module(self) -> bool:
-        """Whether gradients of a known module were reduced."""
-        return self.synced and self.module >= 0
-
 
 class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
     """An event of a step, see :class:`ddpdoctor.rundir.EventKind` and ``EventField``.
@@ -77,13 +72,11 @@ class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
     ready_ns: Offsets = ()
     forward_end_ns: Offset | None = None
     also: Annotated[tuple[Reduction, ...], Meta(max_length=_MOST_ENTRIES)] = ()
-    optimizer: Id = -1
     operation: Text = ""
     group: Text = ""
     message_bytes: Annotated[float, Meta(ge=0, le=2.0**62)] | None = None
     is_async: bool = False
     source: Id | None = None
-    destination: Id | None = None
 
     def rebased(self, by_ns: int) -> Event:
         """The event relative to a step start that is ``by_ns`` later."""
@@ -118,7 +111,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
         own: tuple[Reduction, ...] = ()
         if self.synced and self.module >= 0:
             own = (Reduction(self.module, True, self.ready_ns, self.forward_end_ns),)
-        return (*own, *(each for each in self.also if each.has_known_module)) if self.also else own
+        return (*own, *(each for each in self.also if each.synced and each.module >= 0)) if self.also else own
 
     @property
     def gradients_ready_ns(self) -> int:
@@ -249,7 +242,6 @@ class WorkerLine(
 
     process: _Process | None = None
     worker: Number | None = None
-    workers: Number = 1
     span_ns: tuple[Epoch, Epoch] = (0, 0)
     batches: Number = 0
     preparing_ns: Duration = 0
@@ -287,8 +279,6 @@ class WorkerLog(msgspec.Struct, frozen=True):
 
     number: int
     """Index of the worker in its loader."""
-    workers: int
-    """Number of workers of the loader."""
     loader: int | None
     """Id of the loader; None if it was created before the recording."""
     batches: int

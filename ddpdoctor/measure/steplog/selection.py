@@ -12,7 +12,7 @@ from ddpdoctor.measure.numerics import Array, Ints, Mask
 from ddpdoctor.rundir import Mark
 
 from .log import RankLog
-from .patterns import StepPattern, step_patterns, without_run_ahead
+from .patterns import step_patterns, without_run_ahead
 from .records import Step
 
 
@@ -44,9 +44,9 @@ _MISSING = "missing on a rank"
 DISTURBED = "disturbed by the profiler"
 EVALUATION = "evaluation"
 WARM_UP = "warm-up"
-PAUSE = "single pause"
+_PAUSE = "single pause"
 _IN_WINDOW = "inside the profiled window"
-_COMPARABLE = (None, PAUSE, _IN_WINDOW, _MISSING)
+_COMPARABLE = (None, _PAUSE, _IN_WINDOW, _MISSING)
 """Reasons for exclusion that do not change the length of a step; None: not excluded."""
 
 StepsByNumber = Mapping[int, Sequence[Step]]
@@ -66,11 +66,11 @@ def select_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
     }
     # One or two steps so long that they would dominate the mean. The time after the last synchronisation of a step belongs to the
     # next cycle, so the step after a pause is excluded too.
-    single_pauses = next(
-        (pattern.steps for pattern in patterns_of_run(logs, reasons) if not pattern.recurs), []
-    )
+    numbers, lengths_s = lengths_of_run(logs)
+    patterns = step_patterns(numbers, lengths_s, comparable_steps(numbers, reasons))
+    single_pauses = next((pattern.steps for pattern in patterns if not pattern.recurs), [])
     paused = {each for number in single_pauses for each in (number, number + 1)}
-    reasons = {**dict.fromkeys(paused & set(everywhere), PAUSE), **reasons}
+    reasons = {**dict.fromkeys(paused & set(everywhere), _PAUSE), **reasons}
     candidates = set(everywhere) - set(reasons)
     profiled = {n for n in candidates if any(PROFILED in step.marks for step in everywhere[n])}
     if len(candidates - profiled) >= TUNING.enough:
@@ -98,12 +98,6 @@ def lengths_of_run(logs: Sequence[RankLog]) -> tuple[Ints, Array]:
     if any(log.computes_on_device and not log.on_device_time for log in logs):
         lengths_s = without_run_ahead(at, lengths_s)
     return at, lengths_s
-
-
-def patterns_of_run(logs: Sequence[RankLog], reasons: Mapping[int, str]) -> list[StepPattern]:
-    """The patterns of a run's steps, without the excluded ones whose length is not typical of the job (``reasons``, by number)."""
-    numbers, lengths_s = lengths_of_run(logs)
-    return step_patterns(numbers, lengths_s, comparable_steps(numbers, reasons))
 
 
 def comparable_steps(numbers: Ints, reasons: Mapping[int, str]) -> Mask:
