@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 SETTINGS_S = {30: -10.0, 60: 130.0}
-STOPPED_IN, STOPPED_S = 45, 3.0
+STOPPED_IN, STOPPED_S = 45, 4.0
 STEPS = 90
 
 
