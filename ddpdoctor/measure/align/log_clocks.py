@@ -3,8 +3,8 @@
 A step has an exact duration, from the monotonic clock, and a start by the wall clock. The wall clock may be set during a run,
 and continues while a machine sleeps. Step n + 1 begins when step n ends, so a rank's time is the sum of its durations. The wall clock
 is used only to relate the ranks of a host, and to bridge steps that are missing. Hosts are aligned by the collectives that their ranks
-leave together. Hosts that only issue work to devices do not: each goes on when it has issued its part. So of their clocks, only those that
-differ by far more than hosts run ahead are corrected, and only roughly. A rank's profiler window is put on the time of its steps.
+leave together. Hosts that only issue work to devices do not leave them together. They are aligned likewise, because a graph of step logs
+assumes common ends, but this is no measurement of their clocks. A rank's profiler window is put on the time of its steps.
 """
 
 from __future__ import annotations
@@ -164,9 +164,10 @@ class HostsTuning(msgspec.Struct, frozen=True):
     most_drift: float = 5e-4
     """Largest rate at which time servers slew a clock."""
     run_ahead_steps: float = 3.0
-    """On devices, clocks are corrected only if they differ by more than this many median steps: hosts are a step or two ahead."""
+    """If hosts only issue work to devices, only an offset of more than this many median steps is surely one of their clocks: hosts are a
+    step or two ahead of their devices."""
     run_ahead_ns: int = 1_000_000_000
-    """The same, ns: if steps are short, they are about a thousand kernels ahead."""
+    """The same, ns: if steps are short, hosts are about a thousand kernels ahead."""
 
 
 HOSTS = HostsTuning()
@@ -174,14 +175,13 @@ HOSTS = HostsTuning()
 
 def align_logs(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
     """(logs on the first host's clock, notes on the offsets of the hosts' clocks). Hosts are aligned by the ends of collectives in which
-    ranks of both took part, directly or via a third host. On devices, see :data:`HOSTS`."""
+    ranks of both took part, directly or via a third host."""
     hosts: dict[str, list[RankLog]] = defaultdict(list)
     for log in logs:
         hosts[log.host].append(log)
     if len(hosts) < 2:
         return list(logs), []
     leader, *others = hosts
-    least_ns = _run_ahead_ns(logs)
     own = {host: _host_ends(of_host) for host, of_host in hosts.items()}
     on_clock = {leader: hosts[leader]}
     corrections: dict[str, _Correction] = {}
@@ -189,7 +189,7 @@ def align_logs(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
     while unaligned and references:
         found = {}
         for host in unaligned:
-            tried = (_correction(reference, own[host], least_ns) for reference in references)
+            tried = (_correction(reference, own[host]) for reference in references)
             if (correction := next(filter(None, tried), None)) is not None:
                 found[host] = correction
                 on_clock[host] = [correction.applied(log) for log in hosts[host]]
@@ -201,33 +201,34 @@ def align_logs(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
         for host, of_host in on_clock.items()
         for log, moved in zip(hosts[host], of_host, strict=True)
     }
-    notes = [_host_note(leader, host, corrections.get(host)) for host in others]
-    return [aligned.get(id(log), log) for log in logs], [note for note in notes if note]
+    run_ahead_ns = _run_ahead_ns(logs)
+    notes = [_host_note(leader, host, corrections.get(host), run_ahead_ns) for host in others]
+    return [aligned.get(id(log), log) for log in logs], [note for note in notes if note is not None]
 
 
-def _run_ahead_ns(logs: Sequence[RankLog]) -> float:
-    """Largest difference between the ends of a collective on two hosts that is not due to their clocks; 0 if the hosts leave collectives
-    together."""
-    lengths_ns = [step.length_ns for log in logs for step in log.steps]
-    if not lengths_ns or not any(log.computes_on_device for log in logs):
-        return 0.0
-    return max(HOSTS.run_ahead_ns, HOSTS.run_ahead_steps * float(np.median(lengths_ns)))
+def _run_ahead_ns(logs: Sequence[RankLog]) -> float | None:
+    """Largest offset between two hosts that may be due to how far they run ahead of their devices; None without devices."""
+    lengths_ns = [step.length_ns for log in logs for step in log.steps if log.computes_on_device]
+    return (
+        max(HOSTS.run_ahead_ns, HOSTS.run_ahead_steps * float(np.median(lengths_ns))) if lengths_ns else None
+    )
 
 
-def _host_note(leader: str, host: str, correction: _Correction | None) -> str:
-    """ "" if nothing is known of the clock's offset except that it is small."""
+def _host_note(
+    leader: str, host: str, correction: _Correction | None, run_ahead_ns: float | None
+) -> str | None:
     if correction is None:
         return (
             f"Hosts {leader} and {host} have no collectives in common: their clocks could not be compared, "
             "and were not aligned."
         )
     fit = correction.fit
-    if correction.least_ns:
-        how = (
-            f"Clock of host {host}: about {fit.offset_ns / 1e9:+.1f} s against {leader}, corrected roughly: "
+    if run_ahead_ns is not None:
+        if abs(fit.offset_ns) <= run_ahead_ns:
+            return None
+        return (
+            f"Clock of host {host}: about {fit.offset_ns / 1e9:+.1f} s against {leader}, which was corrected."
         )
-        why = "hosts run ahead of their devices, so they do not leave collectives together."
-        return how + why if correction.exceeds_error else ""
     if not correction.exceeds_error:
         return f"Clock of host {host}: no offset against {leader} beyond the error of {fit.error_ns / 1e6:.3f} ms."
     return (
@@ -258,13 +259,11 @@ class _Correction(msgspec.Struct, frozen=True):
     clock_jumps: Sequence[tuple[int, int]]
     """(first step after a gap in which the clock was set, ns); corrected before ``fit`` is applied."""
     fit: ClockFit
-    least_ns: float
-    """See :func:`_run_ahead_ns`."""
 
     @property
     def exceeds_error(self) -> bool:
         """Whether the offset is larger than its error."""
-        return abs(self.fit.offset_ns) > max(self.fit.error_ns, self.least_ns)
+        return abs(self.fit.offset_ns) > self.fit.error_ns
 
     def applied(self, log: RankLog) -> RankLog:
         """A log of this host on the leader's clock."""
@@ -284,8 +283,8 @@ class _Correction(msgspec.Struct, frozen=True):
         return log.shifted(starts - recorded, sampled - log.samples[:, 0])
 
 
-def _correction(reference: _HostEnds, other: _HostEnds, least_ns: float) -> _Correction | None:
-    """The correction by the collectives of two hosts; None if they have too few in common. ``least_ns``: see :func:`_run_ahead_ns`."""
+def _correction(reference: _HostEnds, other: _HostEnds) -> _Correction | None:
+    """The correction by the collectives of two hosts; None if they have too few in common."""
     keys = sorted(reference.keys() & other.keys(), key=lambda key: reference[key][0].end_ns)
     if len(keys) < HOSTS.fewest:
         return None
@@ -298,19 +297,19 @@ def _correction(reference: _HostEnds, other: _HostEnds, least_ns: float) -> _Cor
     clock_jumps = []
     ahead = theirs - reference_ends
     for row in (np.flatnonzero(edges) + 1).tolist():
-        if by_ns := _jump_at(reference_ends, ahead, row, HOSTS.set_ns + least_ns):
+        if by_ns := _jump_at(reference_ends, ahead, row):
             theirs[row:] -= by_ns
             clock_jumps.append((other[keys[row]][0].step, by_ns))
-    return _Correction(clock_jumps, fit_clock(reference_ends, theirs), least_ns)
+    return _Correction(clock_jumps, fit_clock(reference_ends, theirs))
 
 
-def _jump_at(reference_ends: Ints, ahead: Ints, row: int, least_ns: float) -> int:
-    """ns by which a clock was set before this row; 0 if drift, or ``least_ns``, explains the difference."""
+def _jump_at(reference_ends: Ints, ahead: Ints, row: int) -> int:
+    """ns by which a clock was set before this row; 0 if drift explains the difference."""
     before = slice(max(0, row - HOSTS.around_gap), row)
     behind = slice(row, row + HOSTS.around_gap)
     by_ns = int(np.median(ahead[behind]) - np.median(ahead[before]))
     apart_ns = abs(float(np.median(reference_ends[behind]) - np.median(reference_ends[before])))
-    return by_ns if abs(by_ns) > least_ns + HOSTS.most_drift * apart_ns else 0
+    return by_ns if abs(by_ns) > HOSTS.set_ns + HOSTS.most_drift * apart_ns else 0
 
 
 def windows_of(
