@@ -225,9 +225,9 @@ class _Run:
             self.framework = frameworks.names(self.common.frameworks, named, self.tree["job"])
             self.context["framework"] = self.framework
             if cost is not None and not self._holds(self.common.cost_when):
-                break
+                continue
             if not self._holds(rule.when):
-                break
+                continue
             not_corroborated = self._corroboration_error()
             if not_corroborated is None:
                 return self._to_finding()

@@ -140,7 +140,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     when: str = "true"
     """CEL over facts, ``t`` (thresholds) and ``cost``. A rule with costs fires only if one was measured."""
     costs: str | list[str] | None = None
-    """Path of a Cost in the facts; if there are several, the largest one counts."""
+    """Path of a Cost in the facts. Of several, the rule reports the largest one for which ``cost_when`` and ``when`` hold."""
     costs_ms: str | None = None
     """CEL: milliseconds per step, for rules without a Cost; null: a finding without a cost."""
     costs_s: str | None = None

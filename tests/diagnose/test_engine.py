@@ -78,6 +78,13 @@ def test_the_greatest_of_several_costs_counts() -> None:
     assert (finding.costs_ms_per_step, finding.severity) == (30.0, "critical")
 
 
+def test_a_cost_that_is_not_reported_does_not_hide_the_rule_s_smaller_costs() -> None:
+    smaller = rule("a/b", costs=["shared.data", "late.data"], when="cost.ranks != null")
+    assert [finding.costs_ms_per_step for finding in run(smaller).findings] == [10.0]
+    too_small = run(smaller, thresholds={"all": {"least_share": 0.2}})
+    assert [entry.rule for entry in too_small.checked] == ["a/b"]
+
+
 @pytest.mark.parametrize(
     ("fields", "severity"),
     [
