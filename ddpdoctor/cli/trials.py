@@ -265,6 +265,7 @@ def _measure(
     from ddpdoctor.experiment import Budget, Command, Experiment, Plan
     from ddpdoctor.launch.alone import inherited_environment
     from ddpdoctor.report import experiment_view
+    from ddpdoctor.report.words import seconds, strip_zeros
     from ddpdoctor.rundir.privacy import mask_command
     from ddpdoctor.written import TRIALS, write_file
 
@@ -274,6 +275,7 @@ def _measure(
         proposals=proposals,
         steps=steps or _trial_steps(diagnosis),
         to_the_end=steps is not None,
+        run_steps=_run_steps(diagnosis),
         budget=Budget(budget_s),
         step_ms=step_ms,
         halving=halving,
@@ -282,7 +284,7 @@ def _measure(
     changes = "1 change" if len(proposals) == 1 else f"{len(proposals)} changes"
     say(
         f"ddpdoctor: {changes} to measure, in trials of {plan.steps} steps, alternating with the unchanged job, in at most "
-        f"{budget_s / 60:.0f} min."
+        f"{strip_zeros(seconds(budget_s))}."
         + (
             ""
             if copy
@@ -317,8 +319,15 @@ def _trial_steps(diagnosis: Diagnosis | None) -> int:
     if diagnosis is None or not diagnosis.steps.mean_ms:
         return _DEFAULT_STEPS
     wanted = max(_MIN_STEPS, min(_MAX_STEPS, round(_TRIAL_S * 1e3 / diagnosis.steps.mean_ms)))
-    is_whole_run = diagnosis.steps.source == "step-log"  # traces cover only a part of the job
-    return max(_MIN_MEASURED_STEPS, min(wanted, diagnosis.steps.count - 1)) if is_whole_run else wanted
+    whole = _run_steps(diagnosis)
+    return wanted if whole is None else max(_MIN_MEASURED_STEPS, min(wanted, whole - 1))
+
+
+def _run_steps(diagnosis: Diagnosis | None) -> int | None:
+    """Number of steps of the run; None if unknown: traces cover only a part of the job."""
+    if diagnosis is None or diagnosis.steps.source != "step-log":
+        return None
+    return diagnosis.steps.count or None
 
 
 def _store_results(results: TrialsReport, run: Path) -> None:

@@ -39,6 +39,8 @@ BLOCK_SETTINGS = ("loader.num_workers", "loader.prefetch_factor", "loader.persis
 _QUEUES = 4
 """Length of a trial in full queues of the loader. The first is excluded as warm-up. Even if a full queue is ready when measuring begins,
 most measured steps then use batches that are prepared later."""
+_LEAST_BLOCKS = 3
+"""Blocks of steps in one job: the unchanged job, one change, the unchanged job."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Plan:
     """Whether all trials of a short job run to its end, including what it writes there; otherwise only the first trial does."""
     halving: bool = False
     """Whether the slower half of the variants is dropped after each round, to search for the fastest one."""
+    run_steps: int | None = None
+    """Steps of the run that the proposals come from; None if unknown. Trials do not reach its end."""
     step_ms: float | None = None
     """Step time of the run that the proposals come from. Their expected step times are shares of it."""
 
@@ -76,7 +80,8 @@ class _Arm:
 
     def update_verdict(self) -> None:
         """Set ``decided`` from the rounds so far."""
-        self.decided = verdict(change_of(self.ratios)[1]) or ""
+        if logs := self.ratios:  # there are none if trials failed
+            self.decided = verdict(change_of(logs)[1]) or ""
 
 
 class Experiment:
@@ -91,12 +96,18 @@ class Experiment:
         """Largest number of batches that loaders prepare ahead in any variant."""
         self._in_blocks = False
         self._block_s = 0.0
-        """Seconds per block in the latest job with blocks."""
-        self._steps = max([plan.steps, self._steps_for(()), *(each.least_steps for each in plan.proposals)])
+        """Seconds per block in the latest job with blocks; before that, an upper bound."""
+        self._job_steps = plan.run_steps
+        """Steps after which the job ends by itself; None if unknown."""
+        self._wanted_steps = max(
+            plan.steps, self._steps_for(()), *(each.least_steps for each in plan.proposals)
+        )
+        self._steps = self._allowed(self._wanted_steps)
 
     def run(self) -> None:
         """Run the trials A B A C A ..., with the order of the variants reversed in every other round."""
         before = self._run_first()
+        self._block_s = before.took_s
         self._in_blocks = self._plan.halving and all(
             set(arm.proposal.settings) <= set(BLOCK_SETTINGS) for arm in self._arms
         )
@@ -106,9 +117,8 @@ class Experiment:
             arms = [arm for arm in self._arms if not arm.decided and not arm.is_dropped]
             if number % 2:
                 arms.reverse()
-            if self._in_blocks and self._has_time_for_blocks(len(arms)) and not self._baseline_fails():
-                self._in_blocks = self._round_in_one_job(arms)
-                arms = [] if self._in_blocks else arms
+            if self._in_blocks and not self._baseline_fails():
+                arms = self._round_in_blocks(arms)
             for arm in arms:
                 if self._baseline_fails():
                     self._notes.append(
@@ -124,49 +134,84 @@ class Experiment:
             if self._plan.halving:
                 self._drop_slower_half()
 
-    def _round_in_one_job(self, arms: Sequence[_Arm]) -> bool:
-        """Measure a round of all variants in one job, in blocks of steps. Returns False if the job does not allow that."""
-        blocks = [block for arm in arms for block in ({}, dict(arm.proposal.settings))]
+    def _round_in_blocks(self, arms: Sequence[_Arm]) -> list[_Arm]:
+        """Measure a round of the variants in blocks of steps, in as few jobs as their steps and the time allow. Returns the variants that
+        need separate trials."""
+        left = list(arms)
+        while left and self._in_blocks and (most := self._most_in_one_job()):
+            del left[: self._measure_in_one_job(left[:most])]
+        return left
+
+    def _most_in_one_job(self) -> int:
+        """Number of variants for which one job has enough steps before its own end, and the budget enough time."""
+        if self._job_steps is not None and (self._job_steps - 1) // self._steps < _LEAST_BLOCKS:
+            self._leave_blocks(f"the job's {self._job_steps} steps are too few for several settings in turn")
+            return 0
+        if not self._has_time():
+            return 0
+        blocks = [len(self._arms) * 2 + 1]
+        if self._job_steps is not None:
+            blocks.append((self._job_steps - 1) // self._steps)
+        if self._block_s > 0:
+            blocks.append(int(self._plan.budget.left_s / self._block_s))
+        return max(0, min(blocks) - 1) // 2
+
+    def _measure_in_one_job(self, arms: Sequence[_Arm]) -> int:
+        """Measure these variants once in one job, each in a block of steps between two of the unchanged job. Returns the number of those
+        that were measured, the first ones."""
+        blocks = [{}, *(block for arm in arms for block in (dict(arm.proposal.settings), {}))]
+        limit_s = min(self._plan.budget.left_s, len(blocks) * self._limit_s())
         try:
-            limit_s = min(self._plan.budget.left_s, len(blocks) * self._limit_s())
-            trials = run_blocks(self._plan.command, [*blocks, {}], self._steps, limit_s)
+            trials = run_blocks(self._plan.command, blocks, self._steps, limit_s)
         except BlocksError as error:
-            self._note(f"Each trial is a separate job: within one, loaders cannot be changed ({error}).")
-            return False
-        if len(trials) != len(blocks) + 1:
-            self._note(f"Each trial is a separate job: {trials[0].why}.")
-            return False
-        for number, arm in enumerate(arms):
-            before, trial, after = trials[2 * number : 2 * number + 3]
+            self._leave_blocks(f"within one, loaders cannot be changed ({error})")
+            return 0
+        finished = [trial for trial in trials if not trial.why]
+        self._block_s = trials[0].took_s / max(len(finished), 1)
+        measured = arms[: max(0, len(finished) - 1) // 2]
+        for number, arm in enumerate(measured):
+            before, trial, after = finished[2 * number : 2 * number + 3]
             # The job's first block includes its warm-up, so it is not used as a baseline.
             arm.rounds.append(Round(before if number else after, trial, after))
             arm.update_verdict()
             self._log(f"{arm.proposal.words}: {_summary(trial)}, beside {_summary(after)} unchanged")
-        self._block_s = trials[0].took_s / len(trials)
-        self._baseline += [replace(trial, took_s=self._block_s) for trial in trials[2::2]]
-        return True
+            self._baseline.append(replace(after, took_s=self._block_s))
+        if len(finished) < len(blocks):
+            self._note_unfinished(trials[-1], len(measured))
+        return len(measured)
 
-    def _has_time_for_blocks(self, arms: int) -> bool:
-        needed_s = (2 * arms + 1) * self._block_s
-        return arms > 0 and self._has_time() and self._plan.budget.left_s > needed_s
+    def _note_unfinished(self, trial: Trial, measured: int) -> None:
+        """Handle a job that ended in the block ``trial``, after ``measured`` variants."""
+        if trial.ended_after is not None:
+            self._job_steps = trial.ended_after
+            self._note(
+                f"The job came to its own end after {trial.ended_after} steps: once. Later jobs do not reach it."
+            )
+        elif measured:
+            self._note(f"A job with several settings in turn did not get through all of them: {trial.why}.")
+        elif self._has_time():  # else the time is up for separate trials, too
+            self._leave_blocks(trial.why)
+
+    def _leave_blocks(self, why: str) -> None:
+        """Measure each variant in a job of its own from now on."""
+        self._in_blocks = False
+        self._note(f"Each trial is a separate job: {why}.")
+
+    def _allowed(self, steps: int) -> int:
+        """``steps``, or fewer, so that the job's own end is not reached, unless the plan's trials reach it."""
+        end = self._job_steps
+        return steps if end is None or end <= self._plan.steps else min(steps, end - 1)
 
     def _run_first(self) -> Trial:
         """Run the baseline's first trial. It shows the job's loaders, which determine the length of trials."""
         first = self._run_unchanged()
-        needed = self._steps_for(first.loaders)
+        self._wanted_steps = max(self._wanted_steps, self._steps_for(first.loaders))
+        needed = self._allowed(self._wanted_steps)
         if not first.why and first.ended_after is None and needed > self._steps and self._has_time():
             self._steps = needed
             self._baseline.clear()  # after another number of steps the model's parameters differ
             first = self._run_unchanged()
-        if self._steps > self._plan.steps:
-            self._note(
-                f"Trials took {self._steps} steps instead of {self._plan.steps}: "
-                + (
-                    "what happens in some steps only must happen a few times."
-                    if any(each.least_steps >= self._steps for each in self._plan.proposals)
-                    else "batches that loaders prepare ahead would flatter shorter ones."
-                )
-            )
+        self._note_steps()
         if self._queued > MOST_QUEUED:
             self._note(
                 f"Up to {self._queued:,} batches are prepared ahead, of which trials outlast {MOST_QUEUED}: many workers may look "
@@ -178,8 +223,23 @@ class Experiment:
             self._shorten_trials(first.ended_after)
         return first
 
+    def _note_steps(self) -> None:
+        """Add a note if trials have another number of steps than planned, or fewer than they need."""
+        wanted, rarest = self._wanted_steps, max(each.least_steps for each in self._plan.proposals)
+        why = "batches that loaders prepare ahead would flatter shorter ones"
+        if rarest >= wanted:
+            why = "what happens in some steps only must happen a few times"
+        if self._allowed(wanted) < wanted:
+            self._note(
+                f"Trials took {self._steps} steps, so that none reaches the job's own end after {self._job_steps}; {wanted} would be "
+                f"better: {why}."
+            )
+        elif self._steps > self._plan.steps:
+            self._note(f"Trials took {self._steps} steps instead of {self._plan.steps}: {why}.")
+
     def _shorten_trials(self, own_end: int) -> None:
         """Handle a job that ended by itself after ``own_end`` steps: shorten the next trials, unless the plan says otherwise."""
+        self._job_steps = own_end
         ended = f"The job came to its own end after {own_end} of {self._steps} steps"
         if not self._plan.to_the_end and own_end > LEAST_STEPS:
             self._steps = own_end - 1
@@ -218,8 +278,11 @@ class Experiment:
         return LEAST_WARM_UP + _QUEUES * min(queued, MOST_QUEUED) if queued else 0
 
     def _drop_slower_half(self) -> None:
-        """Successive halving (Jamieson and Talwalkar, AISTATS 2016): drop the slower half of the variants that are undecided or faster."""
-        running = [arm for arm in self._arms if arm.decided in ("", "faster") and not arm.is_dropped]
+        """Successive halving (Jamieson and Talwalkar, AISTATS 2016): drop the slower half of the variants that are undecided or faster.
+        A variant without ratios, because trials beside it failed, stays."""
+        running = [
+            arm for arm in self._arms if arm.decided in ("", "faster") and not arm.is_dropped and arm.ratios
+        ]
         by_speed = sorted(running, key=lambda arm: change_of(arm.ratios)[0])
         for arm in by_speed[max(1, (len(by_speed) + 1) // 2) :]:
             arm.is_dropped = True

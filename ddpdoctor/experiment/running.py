@@ -254,8 +254,9 @@ def run_trial(command: Command, settings: Mapping[str, Any], steps: int, limit_s
 def run_blocks(
     command: Command, blocks: Sequence[Mapping[str, Any]], steps: int, limit_s: float
 ) -> list[Trial]:
-    """Run the job once, with other loader settings in each block of ``steps`` steps. Returns one trial per block. Raises
-    :class:`BlocksError` if the job does not allow that."""
+    """Run the job once, with other loader settings in each block of ``steps`` steps. Returns one trial per block. If the job does not get
+    through all of them, the last trial is that of the block in which it ended, and says why. Raises :class:`BlocksError` if the job
+    does not allow a change of its loaders."""
     asked = {
         "set": {},
         "steps": steps * len(blocks),
@@ -345,21 +346,37 @@ def _read_blocks(run: Path, why: str, steps: int, blocks: Sequence[Mapping[str, 
     ranks, documents = _read_ranks(run)
     by_rank = [each.get("blocks") for each in documents]
     if not by_rank or not all(isinstance(each, list) and len(each) == len(blocks) for each in by_rank):
-        raise BlocksError(why or "no rank was recorded")
-    of_step, found = _by_step(ranks), []
+        return [_failed(why or "no rank was recorded")]
+    of_step, found = _by_step(ranks), list[Trial]()
     for number, settings in enumerate(blocks):
         change = _least_applied([each[number] for each in by_rank if isinstance(each, list)])
         if change.get("state") == "refused":
             raise BlocksError(str(change.get("why")))
         times = [of_step[step] for step in range(number * steps, (number + 1) * steps) if step in of_step]
         if len(times) < steps - 1 or (settings and change.get("state") != "applied"):
-            raise BlocksError(why or "the job came to its end, or to another loop, too early")
+            return [*found, _unfinished(documents, steps * len(blocks), why)]
         queued = settings.get("loader.num_workers", 0) * settings.get(
             "loader.prefetch_factor", DEFAULT_PREFETCH
         )
         changes = {name: {"state": "applied"} for name in settings}
         found.append(Trial(_after_warm_up(times, min(queued, MOST_QUEUED)), changes, None, [], 0.0))
     return found
+
+
+def _unfinished(documents: Sequence[Mapping[str, Any]], steps: int, why: str) -> Trial:
+    """The block in which a job ended that was asked for ``steps`` steps. Raises :class:`BlocksError` if it took all these steps."""
+    if why and not all(
+        each.get("ended") for each in documents
+    ):  # else the launcher may report that its ranks have exited
+        return _failed(why)
+    done = max(int(each.get("steps") or 0) for each in documents)
+    if done >= steps:
+        raise BlocksError("no loader took the settings of one of the blocks")
+    return replace(_failed(f"it came to its own end after {done} steps"), ended_after=done)
+
+
+def _failed(why: str) -> Trial:
+    return Trial(np.empty(0), {}, None, [], 0.0, why)
 
 
 def _read(run: Path, why: str, steps: int, settings: Mapping[str, Any]) -> Trial:

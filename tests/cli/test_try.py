@@ -145,7 +145,9 @@ def test_the_scripts_call_is_not_edited_if_the_object_is_built_elsewhere(tmp_pat
 )
 def test_trials_are_shorter_than_the_run(source, count, steps):
     known = Steps(count=count, source=source, mean_ms=50.0)
-    assert trials._trial_steps(msgspec.structs.replace(samples.minimal(), steps=known)) == steps
+    run = msgspec.structs.replace(samples.minimal(), steps=known)
+    assert trials._trial_steps(run) == steps
+    assert trials._run_steps(run) == (count if source == "step-log" else None)
 
 
 def test_a_patch_keeps_line_endings(tmp_path):
@@ -164,12 +166,15 @@ def test_a_job_that_cannot_be_measured_says_why(tmp_path):
         "torch.threads=1",
         "--rounds",
         "1",
+        "--budget",
+        "20",
         "--",
         sys.executable,
         "-c",
         "raise SystemExit(3)",
     )
     assert failed.returncode == 2
+    assert "alternating with the unchanged job, in at most 20 s." in failed.stderr
     assert "could not be measured" in failed.stderr
     assert "Traceback" not in failed.stderr
 

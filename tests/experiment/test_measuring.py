@@ -26,7 +26,12 @@ def imagined(monkeypatch) -> Callable[..., Experiment]:
     """An experiment whose trials are given; an exception among them is raised in its place."""
 
     def experiment(
-        *given: Trial | BaseException, settings=WORKERS, searched=(), in_blocks=(), **planned: object
+        *given: Trial | BaseException,
+        settings=WORKERS,
+        searched=(),
+        in_blocks=(),
+        budget_s=60.0,
+        **planned: object,
     ) -> Experiment:
         left = list(given)
 
@@ -42,13 +47,15 @@ def imagined(monkeypatch) -> Callable[..., Experiment]:
             following = left_in_blocks.pop(0)
             if isinstance(following, BaseException):
                 raise following
+            if isinstance(following, list):
+                return following
             return [following.get(tuple(block.values()), trial(20.0)) for block in blocks]
 
         left_in_blocks = list(in_blocks)
         monkeypatch.setattr(measuring, "run_trial", run_trial)
         monkeypatch.setattr(measuring, "run_blocks", run_blocks)
         proposals = [Proposal(each) for each in searched or [settings]]
-        plan = Plan(Command([], {}), proposals, 40, Budget(60.0), halving=bool(searched), **planned)
+        plan = Plan(Command([], {}), proposals, 40, Budget(budget_s), halving=bool(searched), **planned)
         return Experiment(plan, lambda words: None)
 
     asked: list[tuple[dict[str, object], int]] = []
@@ -180,6 +187,101 @@ def test_where_loaders_cannot_be_changed_within_a_job_each_trial_is_one(imagined
     assert "Stream is iterable" in experiment.answer([]).notes[0]
     assert len(imagined.jobs) == 1
     assert len(imagined.asked) > 7
+
+
+LEVELS = {(1,): trial(15.0), (2,): trial(9.0), (4,): trial(10.0)}
+
+
+@pytest.mark.parametrize(("run_steps", "blocks"), [(281, [7, 5]), (280, [5, 3, 5]), (121, [3, 3, 3, 3, 3])])
+def test_jobs_with_blocks_are_shorter_than_the_run(imagined, run_steps, blocks):
+    """They may overwrite at their end what the run wrote there."""
+    experiment = imagined(
+        trial(60.0), searched=SEARCHED, in_blocks=[LEVELS] * 20, run_steps=run_steps, rounds=2
+    )
+    experiment.run()
+    assert [len(job) for job in imagined.jobs] == blocks
+    assert len(imagined.asked) == 1
+    assert {tuple(block.values()) for job in imagined.jobs for block in job[1::2]} == {(1,), (2,), (4,)}
+    assert [variant.trials for variant in experiment.answer([]).variants] == [1, 2, 2]
+
+
+def test_a_run_too_short_for_blocks_is_tried_in_separate_jobs(imagined):
+    given = [trial(20.0, changes={"loader.num_workers": {"state": "applied"}})] * 40
+    experiment = imagined(*given, searched=SEARCHED, run_steps=120, rounds=1)
+    experiment.run()
+    assert imagined.jobs == [] and len(imagined.asked) == 7
+    assert experiment.answer([]).notes == [
+        "Each trial is a separate job: the job's 120 steps are too few for several settings in turn."
+    ]
+
+
+def test_trials_that_need_many_steps_do_not_reach_the_end_of_the_run(imagined):
+    many = {"loader.num_workers": 16, "loader.prefetch_factor": 4}
+    experiment = imagined(trial(20.0), KeyboardInterrupt(), settings=many, run_steps=150)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    assert [steps for _, steps in imagined.asked] == [149, 149]
+    assert (
+        "149 steps, so that none reaches the job's own end after 150; 261" in experiment.answer([]).notes[0]
+    )
+
+
+def test_a_budget_too_short_for_all_blocks_is_spent_on_fewer_in_a_job(imagined):
+    first = replace(trial(60.0), took_s=100.0)
+    experiment = imagined(first, searched=SEARCHED, in_blocks=[LEVELS] * 20, budget_s=399.0, rounds=1)
+    experiment.run()
+    assert [len(job) for job in imagined.jobs] == [3, 5]
+    assert [variant.trials for variant in experiment.answer([]).variants] == [1, 1, 1]
+
+
+def ended(why: str, after: int | None = None) -> Trial:
+    return Trial(np.empty(0), {}, None, [], 0.0, why, ended_after=after)
+
+
+def test_a_job_that_does_not_get_through_all_blocks_keeps_the_finished_ones(imagined):
+    part = [trial(20.0), trial(15.0), trial(20.0), trial(9.0), ended("it had not ended after 96 s")]
+    experiment = imagined(trial(60.0), searched=SEARCHED, in_blocks=[part, LEVELS], rounds=1)
+    experiment.run()
+    assert imagined.jobs[1] == [{}, SEARCHED[1], {}, SEARCHED[2], {}]
+    answer = experiment.answer([])
+    assert [variant.trials_ms for variant in answer.variants] == [[15.0], [9.0], [10.0]]
+    (note,) = answer.notes
+    assert note.endswith("did not get through all of them: it had not ended after 96 s.")
+
+
+def test_the_end_of_a_job_of_unknown_length_is_reached_once(imagined):
+    part = [trial(20.0), trial(15.0), trial(20.0), ended("it came to its own end after 150 steps", 150)]
+    experiment = imagined(trial(60.0), searched=SEARCHED, in_blocks=[part, LEVELS, LEVELS], rounds=1)
+    experiment.run()
+    assert [len(job) for job in imagined.jobs] == [7, 3, 3]
+    assert experiment.answer([]).notes == [
+        "The job came to its own end after 150 steps: once. Later jobs do not reach it."
+    ]
+
+
+def test_a_job_whose_first_change_does_not_finish_is_left_for_separate_jobs(imagined):
+    given = [trial(20.0, changes={"loader.num_workers": {"state": "applied"}})] * 40
+    failed = [trial(20.0), ended("it ended with exit code 1")]
+    experiment = imagined(*given, searched=SEARCHED, in_blocks=[failed], rounds=1)
+    experiment.run()
+    assert len(imagined.jobs) == 1 and len(imagined.asked) == 7
+    assert experiment.answer([]).notes == ["Each trial is a separate job: it ended with exit code 1."]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_failed_trial_of_the_unchanged_job_drops_no_variant(imagined):
+    """Without it the variant beside it has nothing to be compared with yet."""
+    failed = Trial(np.empty(0), {}, None, [], 0.0, "it ended with exit code 1")
+    fine, middle, slow = trial(20.0), trial(15.0), trial(19.0)
+    searched = [{"ddp.bucket_cap_mb": size} for size in (1.0, 5.0, 25.0)]
+    given = [
+        replace(each, changes={}) for each in (trial(60.0), trial(9.0), failed, middle, fine, slow, fine)
+    ]
+    experiment = imagined(*given, KeyboardInterrupt(), searched=searched)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    assert [arm.is_dropped for arm in experiment._arms] == [False, False, True]
+    assert experiment.answer([]).variants[0].verdict == "same"
 
 
 def test_what_a_copy_lacks_is_remarked(imagined):

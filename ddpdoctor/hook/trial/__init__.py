@@ -12,6 +12,7 @@ unchanged.
 from __future__ import annotations
 
 import os
+from itertools import accumulate
 
 from .. import lifetime
 from ..environment import TRIAL
@@ -42,6 +43,7 @@ def install(patches: Patches) -> None:
         request.apply_in_rank(trial)
         ending.share_temporary_folder()
         before = session.stepping.at_every_step
+        block_ends = set(accumulate(block["steps"] for block in trial.blocks))
 
         def at_step(step: int) -> None:
             if before is not None:
@@ -49,6 +51,8 @@ def install(patches: Patches) -> None:
             trial.document["steps"] = step
             if step >= trial.steps:
                 ending.end(session, trial, losses)
+            if step in block_ends:  # what a block did is kept if the job is killed in a later one
+                session.writer.document_changed.set()
 
         session.stepping.at_every_step = guarded(part("trial"), at_step)
         session.stepping.needs_every_step = True
