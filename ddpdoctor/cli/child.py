@@ -42,9 +42,9 @@ class ChildFailedError(Exception):
 def run_in_child(work: Callable[[], None], limit_s: float) -> None:
     """Run ``work`` in a child process. ``work`` must report its own exceptions. Call this from the main thread.
 
-    Raises ChildFailedError if the child was killed, had too little memory, or took longer than ``limit_s`` seconds. Raises
-    KeyboardInterrupt, after ending the child, on a signal that asks this process to end; this requires
-    :func:`take_interrupts_as_exceptions`.
+    Raises ChildFailedError if the child was killed, had too little memory, took longer than ``limit_s`` seconds, or ended with
+    another exit code than 0. Raises KeyboardInterrupt, after ending the child, on a signal that asks this process to end; this
+    requires :func:`take_interrupts_as_exceptions`.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -166,6 +166,8 @@ def _raise_for_status(status: int) -> None:
         raise ChildFailedError("needs more memory than is free on this machine")
     if -code in _OUT_OF_MEMORY_SIGNALS:
         raise ChildFailedError(f"was ended by {signal.Signals(-code).name}, as happens when memory runs out")
+    if code > 0:
+        raise ChildFailedError(f"ended with exit code {code}")
     if code < 0:
         raise ChildFailedError(f"crashed ({signal.Signals(-code).name})")
 

@@ -83,6 +83,7 @@ def until_it_analyses(folder: Path) -> None:
         pytest.param("os.abort()", "ended by SIGABRT, as happens when memory runs out", marks=EXTENDED),
         pytest.param("os.kill(os.getpid(), signal.SIGSEGV)", "crashed (SIGSEGV)", marks=EXTENDED),
         ("raise MemoryError", "needs more memory than is free on this machine"),
+        ("os._exit(3)", "ended with exit code 3"),
     ],
 )
 def test_a_killed_analysis_is_reported_in_one_sentence(tmp_path, fault, words):
