@@ -26,7 +26,7 @@ def render_junit(diagnosis: Diagnosis, *, fail_on: str = "warning") -> str:
         if failed:
             element.set("message", _valid_xml(finding.title))
             element.set("type", finding.severity)
-        element.text = _valid_xml(_text(finding, words.all_ranks_label(diagnosis)))
+        element.text = _valid_xml(_text(finding, diagnosis))
     for rule in diagnosis.checked:
         _case(suite, rule.rule)
     for skipped in diagnosis.skipped:
@@ -47,11 +47,14 @@ def _case(suite: ElementTree.Element, rule: str) -> ElementTree.Element:
     return ElementTree.SubElement(suite, "testcase", classname=f"ddpdoctor.{family or 'rules'}", name=name)
 
 
-def _text(finding: Finding, all_ranks: str) -> str:
-    cost = words.cost_in_total(finding) or f"{words.milliseconds(finding.costs_ms_per_step)} per step"
+def _text(finding: Finding, diagnosis: Diagnosis) -> str:
+    ranks = words.rank_names(finding.ranks, words.all_ranks_label(diagnosis))
+    cost = words.cost_in_total(finding)
+    if finding.costs_ms_per_step is not None:
+        cost = words.milliseconds(finding.costs_ms_per_step) + words.per_step(diagnosis)
     lines = [
         finding.title,
-        f"{words.rank_names(finding.ranks, all_ranks)}, {cost}",
+        ", ".join(filter(None, (ranks, cost))),
         *(
             " ← ".join(f"{one.file}:{one.line} in {one.function}" for one in where.call_path)
             for where in finding.where

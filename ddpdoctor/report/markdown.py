@@ -37,8 +37,8 @@ def render_markdown(diagnosis: Diagnosis) -> str:
     if trainings := trainings_table(diagnosis):
         blocks.append(_table_markdown(trainings))
     if diagnosis.findings:
-        unit = "" if words.step_label(diagnosis) == "recording" else " per step"
-        blocks.append(_findings_table(diagnosis.findings, words.all_ranks_label(diagnosis), unit))
+        ranks, unit = words.all_ranks_label(diagnosis), words.per_step(diagnosis)
+        blocks.append(_findings_table(diagnosis.findings, ranks, unit))
     blocks += [
         finding_markdown(finding)
         for finding in diagnosis.findings[:DETAILED_FINDINGS]

@@ -43,13 +43,13 @@ def to_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
     indices = {finding.rule: index for index, finding in enumerate(rules)}
     base: dict[str, Any] = {"description": {"text": "The folder of the repository."}}
     if repository.root is not None:
-        base["uri"] = f"file://{quote(repository.root)}/"
+        base["uri"] = f"file://{_quoted(repository.root)}/"
     run: dict[str, Any] = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
         "originalUriBaseIds": {ROOT: base},
         "results": [
-            {**_result(finding, repository), "ruleIndex": indices[finding.rule]}
+            {**_result(finding, repository, words.per_step(diagnosis)), "ruleIndex": indices[finding.rule]}
             for finding in diagnosis.findings
         ],
     }
@@ -82,11 +82,11 @@ def _rule(finding: Finding) -> dict[str, Any]:
     return rule
 
 
-def _result(finding: Finding, repository: _Repository) -> dict[str, Any]:
+def _result(finding: Finding, repository: _Repository, unit: str) -> dict[str, Any]:
     lines = [finding.title, finding.explanation]
     if finding.costs_ms_per_step is not None:
         cost = words.milliseconds(finding.costs_ms_per_step) + words.in_parentheses(words.cost_range(finding))
-        lines.append(f"It costs {words.cost_prefix(finding)}{cost} per step.")
+        lines.append(f"It costs {words.cost_prefix(finding)}{cost}{unit}.")
     elif total := words.cost_in_total(finding):
         lines.append(f"It costs {total}.")
     lines += [f"{words.fix_label(fix)}: {fix.title}. {fix.why}" for fix in finding.fixes[:1]]
@@ -128,11 +128,11 @@ def _flow(where: Where, repository: _Repository) -> dict[str, Any]:
 def _location(where: CodeLine, repository: _Repository) -> dict[str, Any]:
     artifact: dict[str, Any]
     if repository.root and where.file.startswith(repository.root + "/"):
-        artifact = {"uri": quote(where.file[len(repository.root) + 1 :]), "uriBaseId": ROOT}
+        artifact = {"uri": _quoted(where.file[len(repository.root) + 1 :]), "uriBaseId": ROOT}
     elif where.file.startswith("/"):
-        artifact = {"uri": f"file://{quote(where.file)}"}
+        artifact = {"uri": f"file://{_quoted(where.file)}"}
     else:
-        artifact = {"uri": quote(repository.prefix + where.file), "uriBaseId": ROOT}
+        artifact = {"uri": _quoted(repository.prefix + where.file), "uriBaseId": ROOT}
     physical: dict[str, Any] = {"artifactLocation": artifact}
     if where.line > 0:
         physical["region"] = {"startLine": where.line}
@@ -146,3 +146,8 @@ def _location(where: CodeLine, repository: _Repository) -> dict[str, Any]:
     if where.function:
         location["logicalLocations"] = [{"name": where.function, "kind": "function"}]
     return location
+
+
+def _quoted(path: str) -> str:
+    """``path`` in a URI. Its bytes that are not UTF-8, which Python reads as surrogates, are quoted as they are."""
+    return quote(path, errors="surrogateescape")

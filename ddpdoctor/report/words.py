@@ -330,6 +330,11 @@ def step_label(diagnosis: Diagnosis) -> str:
     return "step" if diagnosis.steps.measured == 1 else "mean step"
 
 
+def per_step(diagnosis: Diagnosis) -> str:
+    """ " per step", to follow a cost; "" if the recording marks no steps."""
+    return "" if step_label(diagnosis) == "recording" else " per step"
+
+
 def fix_label(fix: Fix, change: str = "Fix") -> str:
     """The label before the title of a fix: ``change``, or "To do" if it is a step to find the cause."""
     return "To do" if fix.investigates else change

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
@@ -122,6 +123,16 @@ def test_a_job_in_a_subfolder_of_its_repository_annotates_the_right_file():
     assert first(to_sarif(redacted)) == ("training/train.py", None)
 
 
+def test_sarif_has_paths_that_are_not_utf_8(tmp_path):
+    """Python reads such bytes as surrogates."""
+    unhealthy = samples.unhealthy()
+    first = unhealthy.findings[0]
+    where = [msgspec.structs.replace(first.where[0], file=os.fsdecode(b"/data/caf\xe9/train.py"))]
+    diagnosis = msgspec.structs.replace(unhealthy, findings=[msgspec.structs.replace(first, where=where)])
+    log = json.loads(formatted(to_sarif(diagnosis)))
+    assert artifacts(log["runs"][0]["results"])[0]["uri"] == "file:///data/caf%E9/train.py"
+
+
 def test_sarif_without_findings_has_no_results():
     assert to_sarif(samples.healthy())["runs"][0]["results"] == []
 
@@ -152,6 +163,20 @@ def test_junit_escapes_hostile_text():
     assert samples.HOSTILE in suite.find("testcase/system-out").text
     evil = msgspec.structs.replace(samples.unhealthy().findings[0], title="a\x00b\x1b")
     assert "a�b�" in render_junit(msgspec.structs.replace(samples.unhealthy(), findings=[evil]))
+
+
+def test_a_finding_without_a_cost_per_step_is_not_given_one():
+    unhealthy = samples.unhealthy()
+    first = unhealthy.findings[0]
+    costless = msgspec.structs.replace(first, costs_ms_per_step=None, costs_s=None)
+    text = render_junit(msgspec.structs.replace(unhealthy, findings=[costless]))
+    assert "\nrank 1\n" in text
+    unmarked = msgspec.structs.replace(
+        unhealthy, findings=[first], facts={**unhealthy.facts, "steps": {"marked": False}}
+    )
+    assert "\nrank 1, 44.8 ms\n" in render_junit(unmarked)
+    (result,) = to_sarif(unmarked)["runs"][0]["results"]
+    assert "It costs 44.8 ms" in result["message"]["text"] and "per step." not in result["message"]["text"]
 
 
 def test_junit_and_fail_on_agree(tmp_path):
