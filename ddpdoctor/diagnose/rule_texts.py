@@ -24,7 +24,7 @@ def ms(value: float) -> str:
     if value >= 1e6:
         return hours(value / 3.6e6)
     if value >= 1000:
-        return f"{value / 1000:.3g} s"
+        return f"{value / 1000:.0f} s" if value >= 1e5 else f"{value / 1000:.3g} s"
     return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 

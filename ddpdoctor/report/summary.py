@@ -59,11 +59,9 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
         return f"A step takes {words.milliseconds(median_ms)}{median}{_largest_part(diagnosis)}."
     if finding.costs_ms_per_step is None and finding.costs_s is not None:
         return "" if _has_duration(diagnosis.verdict.headline, finding.costs_s) else _total_sentence(finding)
+    if limit := words.cost_prefix(finding):
+        return _saving_sentence(limit, finding, diagnosis)
     gain = words.speedup_text(finding)
-    if finding.at_most:
-        return _saving_sentence("at most", finding, gain, diagnosis)
-    if finding.estimated:
-        return _saving_sentence("about", finding, gain, diagnosis)
     speedup = f"{gain}{words.in_parentheses(words.speedup_range(finding))}"
     parts = _is_part_of_joint_cost(finding)
     clauses = [
@@ -148,17 +146,18 @@ def _total_sentence(finding: Finding) -> str:
     return f"Cost: {words.seconds(finding.costs_s)} of this run{share_text}."
 
 
-def _saving_sentence(limit: str, finding: Finding, gain: str, diagnosis: Diagnosis) -> str:
-    """A sentence on the possible saving, of which only an upper bound (``limit``: "at most") or an estimate ("about") is known."""
+def _saving_sentence(limit: str, finding: Finding, diagnosis: Diagnosis) -> str:
+    """A sentence on the possible saving, of which only an upper bound (``limit``: "at most ") or an estimate ("about ") is known."""
     cost_ms, share = finding.costs_ms_per_step, finding.share
     if cost_ms is None:
         return ""
-    is_marked = words.step_label(diagnosis) != "recording"
-    text = f"{limit.capitalize()} {words.milliseconds(cost_ms)} {'per step' if is_marked else 'in the recording'}"
+    when = words.per_step(diagnosis) or " in the recording"
+    text = f"{limit.capitalize()}{words.milliseconds(cost_ms)}{when}"
     text += (
         f", {_share_of_step(finding, diagnosis)}, could be saved" if share is not None else " could be saved"
     )
-    return f"{text}: a speed-up of {limit} {gain}." if gain else f"{text}."
+    gain = words.speedup_text(finding, limit)
+    return f"{text}: a speed-up of {gain}." if gain else f"{text}."
 
 
 def _largest_part(diagnosis: Diagnosis) -> str:
@@ -214,8 +213,8 @@ def collectives_line(diagnosis: Diagnosis) -> str:
         + (_UNBUCKETED if name == "allreduce" and count >= _MIN_UNBUCKETED else "")
         for name, count in list(counts.items())[:_MAX_OPERATIONS]
     ]
-    where = "in the recording" if words.step_label(diagnosis) == "recording" else "per step"
-    return f"communication {where}: {', '.join(shown)}" if shown else ""
+    where = words.per_step(diagnosis) or " in the recording"
+    return f"communication{where}: {', '.join(shown)}" if shown else ""
 
 
 _POINT_TO_POINT = {"sendrecv": "send/recv"}

@@ -9,7 +9,14 @@ from ddpdoctor.diagnose import rule_texts
 
 @pytest.mark.parametrize(
     ("given", "text"),
-    [(0.4214, "0.421 ms"), (9.0, "9 ms"), (46.31, "46.3 ms"), (1234.0, "1.23 s"), (12000.0, "12 s")],
+    [
+        (0.4214, "0.421 ms"),
+        (9.0, "9 ms"),
+        (46.31, "46.3 ms"),
+        (1234.0, "1.23 s"),
+        (12000.0, "12 s"),
+        (999_600.0, "1000 s"),
+    ],
 )
 def test_ms(given: float, text: str) -> None:
     assert rule_texts.ms(given) == text

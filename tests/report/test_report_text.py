@@ -407,6 +407,14 @@ def test_an_estimate_and_a_bound_are_marked_and_explained():
     assert "about 44.8 ms" in render_markdown(replace(unhealthy, findings=both))
 
 
+def test_a_large_estimated_speedup_is_told_once():
+    unhealthy = samples.unhealthy()
+    first = replace(unhealthy.findings[0], estimated=True, speedup_if_fixed=14.0, speedup_if_fixed_range=None)
+    assert "a speed-up of over 10×." in " ".join(shown(replace(unhealthy, findings=[first])).split())
+    first = replace(first, speedup_if_fixed=2.0)
+    assert "a speed-up of about 2.00×." in " ".join(shown(replace(unhealthy, findings=[first])).split())
+
+
 def test_a_share_of_the_profiled_steps_says_so():
     unhealthy = samples.unhealthy()
     first, *_ = unhealthy.findings
