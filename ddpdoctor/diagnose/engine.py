@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -14,7 +14,7 @@ from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Evidence, Findin
 from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.diagnose.rewording import reworded_for_job
 from ddpdoctor.diagnose.rule import Common, FixText, Rule
-from ddpdoctor.diagnose.verdict import RuleHit, order_findings
+from ddpdoctor.diagnose.verdict import RuleHit, is_from_short_window, order_findings
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.places import Where
 
@@ -167,9 +167,11 @@ def _ranks_of_costs(tree: dict[str, Any], rule: Rule) -> set[int]:
 def _without_reported_ranks(
     tree: dict[str, Any], rule: Rule, hits: list[RuleHit], suppressed_ranks: Collection[int]
 ) -> dict[str, Any]:
-    """The facts, in which the list ``rule.ranks`` lacks the ranks that another finding reports, or that a suppressed rule would have
-    reported."""
-    reported = {rank for entry in hits for rank in entry.finding.ranks or ()} | set(suppressed_ranks)
+    """The facts, in which the list ``rule.ranks`` lacks the ranks that the cost of another finding explains, or that a suppressed rule
+    would have reported."""
+    # A pause, more memory or a narrow link do not show why a rank is late.
+    explaining = [hit.finding for hit in hits if hit.is_in_ordinary_steps]
+    reported = {rank for finding in explaining for rank in finding.ranks or ()} | set(suppressed_ranks)
     group, _, name = (rule.ranks or "").partition(".")
     ranks = facts_view.lookup(tree, rule.ranks or "")
     if not ranks:
@@ -236,7 +238,7 @@ class _Run:
             raise withheld
         return None
 
-    def _candidates(self) -> list[_Candidate]:
+    def _candidates(self) -> Sequence[_Candidate]:
         """The costs that the rule may report, with their paths, the costliest first; a single cost without a path if the rule computes it
         (``costs_ms``); (None, None) if it has no cost."""
         rule = self.rule
@@ -259,7 +261,7 @@ class _Run:
         found = []
         for cost, path in self._costs():
             self.context["cost"] = facts_view.as_cel(cost)
-            if cost is not None and path is not None and self._holds(self.common.cost_when):
+            if self._holds(self.common.cost_when):
                 found.append((cost, path))
         return found
 
@@ -279,11 +281,11 @@ class _Run:
         if missing:
             raise NotMeasuredError(f"not measured: {facts_view.missing_measurements(missing)}")
 
-    def _costs(self) -> list[_Candidate]:
-        """The measured costs of the rule, the costliest first."""
+    def _costs(self) -> list[tuple[dict[str, Any], str]]:
+        """The measured costs of the rule with their paths, the costliest first."""
         found = [(facts_view.lookup(self.tree, path), path) for path in self.rule.cost_paths]
         known = [(cost, path) for cost, path in found if cost is not None]
-        return [*sorted(known, key=lambda pair: -pair[0]["ms_per_step"])]
+        return sorted(known, key=lambda pair: -pair[0]["ms_per_step"])
 
     def _set_cost(self, cost_ms: float) -> None:
         self._require(["steps.mean_ms"])
@@ -407,13 +409,10 @@ class _Run:
         return whole_ms if whole_ms > _SAME_STEP * mean_ms else mean_ms
 
     def _explanation(self, names: dict[str, Any]) -> str:
-        short = self.common.short_window if self._is_from_short_window() else None
+        short = self.common.short_window if is_from_short_window(self.cost) else None
         added = [short.explain] if short else []
         added += [self.common.close] if self.cost and self.cost["waiting_ms_per_step"] is not None else []
         return rule_texts.render("\n\n".join([self.rule.explain, *added]), names)
-
-    def _is_from_short_window(self) -> bool:
-        return bool(self.cost and self.cost["stands_out_in"])
 
     def _severity(self) -> str:
         rule, cost, limit = self.rule, self.cost, self.thresholds
@@ -428,13 +427,13 @@ class _Run:
         tiny = mean_ms < limit["tiny_step_ms"] and cost["ms_per_step"] < limit["tiny_cost_ms"]
         if cost["share"] < limit["warning_share"] or rule.severity_most == "info" or tiny:
             return "info"
-        if self._is_from_short_window() and len(cost["stands_out_in"]) < limit["outstanding_steps"]:
+        if is_from_short_window(self.cost) and len(cost["stands_out_in"]) < limit["outstanding_steps"]:
             return "info"
         too_few_steps = self.coverage.steps < limit["critical_steps"]
         if (
             cost["share"] < limit["critical_share"]
             or rule.severity_most == "warning"
-            or self._is_from_short_window()
+            or is_from_short_window(self.cost)
             or too_few_steps
             or self._is_upper_bound()
         ):
@@ -472,7 +471,7 @@ class _Run:
 
     def _fixes(self, names: dict[str, Any]) -> list[Fix]:
         found = frameworks.fixes_of(self.framework, names)
-        short = self.common.short_window if self._is_from_short_window() else None
+        short = self.common.short_window if is_from_short_window(self.cost) else None
         for number, fix in enumerate([*self.rule.fixes, *([short.fix] if short else [])], start=1):
             try:
                 if fix.when is None or self._holds(fix.when):

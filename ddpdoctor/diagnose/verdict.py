@@ -35,6 +35,11 @@ MOST_STEPS = 0.5
 """Share of the steps from which a cost is one of most steps, not of some."""
 
 
+def is_from_short_window(cost: Mapping[str, Any] | None) -> bool:
+    """Whether a cost is based on single outlier steps of a short window."""
+    return bool(cost and cost["stands_out_in"])
+
+
 class RuleHit(msgspec.Struct, frozen=True):
     """A finding with its rule and its cost."""
 
@@ -48,8 +53,12 @@ class RuleHit(msgspec.Struct, frozen=True):
 
     @property
     def from_short_window(self) -> bool:
-        """Whether the finding is based on single outlier steps of a short window."""
-        return bool(self.cost and self.cost["stands_out_in"])
+        return is_from_short_window(self.cost)
+
+    @property
+    def is_in_ordinary_steps(self) -> bool:
+        """Whether the finding has a cost per step that is not that of single or periodic steps, or of a change during the run."""
+        return self.finding.costs_ms_per_step is not None and self.rule.event is None
 
     @property
     def severity_capped(self) -> bool:

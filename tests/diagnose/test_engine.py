@@ -345,6 +345,34 @@ def test_suppressed_rules_are_told_and_not_called_skipped(name: str) -> None:
     assert outcome.suppressed == ["a/b"] and not outcome.skipped
 
 
+LATE_RANKS = {
+    "ranks": "arrivals.late_ranks",
+    "when": "size(arrivals.late_ranks) > 0",
+    "only_unexplained": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "ranks"),
+    [
+        ({"costs": "late.data"}, [2]),
+        ({"costs_ms": "5.0", "ranks": "gpu.shared_ranks"}, [2]),
+        ({"severity": "info", "ranks": "gpu.shared_ranks"}, [1, 2]),
+        ({"costs_ms": "5.0", "event": "run.pause", "ranks": "run.pause.ranks"}, [1, 2]),
+        ({"costs_s": "5.0", "event": "run.pause", "ranks": "run.pause.ranks"}, [1, 2]),
+    ],
+)
+def test_only_a_cost_in_ordinary_steps_explains_why_a_rank_is_late(
+    fields: dict[str, Any], ranks: list[int]
+) -> None:
+    """Each of the other findings names rank 1."""
+    named = {"gpu": {"shared_ranks": [1]}, "run": {"pause": {"total_s": 5.0, "ranks": [1]}}}
+    facts = FACTS | named | {"arrivals": {"late_ranks": [1, 2]}}
+    outcome = run(rule("a/late", **LATE_RANKS), rule("a/other", **fields), facts=facts)
+    found = {finding.rule: finding.ranks for finding in outcome.findings}
+    assert found == {"a/late": ranks, "a/other": [1]}
+
+
 @pytest.mark.parametrize(("line", "told"), [(9, [[9], [5, 9]]), (5, [[5], [5]])])
 def test_a_setting_s_line_may_stand_before_those_of_the_cost(line: int, told: list[list[int]]) -> None:
     loop = {"file": "train.py", "line": line, "function": "main", "share": 1.0}
