@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import pairwise
 from posixpath import basename
 
+from ddpdoctor.diagnose import rule_texts
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, Steps
 from ddpdoctor.report import words
 from ddpdoctor.report.finding_view import location
@@ -58,7 +58,8 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
         median = "" if diagnosis.steps.measured == 1 else " (median)"
         return f"A step takes {words.milliseconds(median_ms)}{median}{_largest_part(diagnosis)}."
     if finding.costs_ms_per_step is None and finding.costs_s is not None:
-        return "" if _has_duration(diagnosis.verdict.headline, finding.costs_s) else _total_sentence(finding)
+        in_headline = f" {rule_texts.ms(1000.0 * finding.costs_s)}" in diagnosis.verdict.headline
+        return "" if in_headline else _total_sentence(finding)
     if limit := words.cost_prefix(finding):
         return _saving_sentence(limit, finding, diagnosis)
     gain = words.speedup_text(finding)
@@ -70,15 +71,6 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
     ]
     text = "; ".join(filter(None, clauses))
     return f"{text}." if text else ""
-
-
-def _has_duration(text: str, seconds: float) -> bool:
-    """Whether a text of a rule has this duration."""
-    in_rules = words.seconds(seconds).replace(".00 ", " ").replace(".0 ", " ")
-    return any(
-        re.search(rf"(?<![\w.]){re.escape(duration)}(?![\w.]| \d)", text)
-        for duration in {words.seconds(seconds), in_rules}
-    )
 
 
 def _is_part_of_joint_cost(finding: Finding) -> bool:

@@ -11,13 +11,14 @@ import samples
 from rich.console import Console
 
 from ddpdoctor.diagnose.diagnosis import Evidence, SkippedRule
+from ddpdoctor.diagnose.rule_texts import ms
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.summary import Speaker
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import print_terminal, render_html, render_markdown
 from ddpdoctor.report.finding_view import evidence_value, place
 from ddpdoctor.report.job_view import project_root
-from ddpdoctor.report.summary import subtitle
+from ddpdoctor.report.summary import cost_sentence, subtitle
 
 replace = msgspec.structs.replace
 ESCAPE = "\x1b"
@@ -413,6 +414,17 @@ def test_a_large_estimated_speedup_is_told_once():
     assert "a speed-up of over 10×." in " ".join(shown(replace(unhealthy, findings=[first])).split())
     first = replace(first, speedup_if_fixed=2.0)
     assert "a speed-up of about 2.00×." in " ".join(shown(replace(unhealthy, findings=[first])).split())
+
+
+@pytest.mark.parametrize("total_s", [1.5, 18.2, 192.0, 7300.0])
+def test_the_cost_of_a_run_is_not_repeated_below_a_headline_with_it(total_s):
+    unhealthy, total = samples.unhealthy(), ms(1000 * total_s)
+    once = replace(unhealthy.findings[0], costs_ms_per_step=None, costs_s=total_s, share_of_run=0.3)
+    told = []
+    for headline in (f"Rank 1 pauses for {total}: 30 % of the run", f"Rank 1 pauses after 3{total}"):
+        verdict = replace(unhealthy.verdict, headline=headline)
+        told.append(cost_sentence(replace(unhealthy, verdict=verdict, findings=[once])))
+    assert told[0] == "" and told[1].endswith("of this run, 30 % of its wall time.")
 
 
 def test_a_share_of_the_profiled_steps_says_so():
