@@ -30,7 +30,7 @@ from ddpdoctor.cli.session import (
 )
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.severities import SEVERITIES, is_as_severe
-from ddpdoctor.stages import Stage, no_progress
+from ddpdoctor.stages import no_progress
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
@@ -219,7 +219,7 @@ def _write_all(
         return
     # A progress line would mix with a report on standard output if both are the same terminal.
     with nullcontext(no_progress) if report_on_stdout else shown_progress() as progress:
-        progress_of_outputs = per_item_progress(progress, Stage.REPORT, len(outputs))
+        progress_of_outputs = per_item_progress(progress, len(outputs))
         for (content, path, form), _ in zip(outputs, progress_of_outputs, strict=True):
             try:
                 write_file(path, content(), form)

@@ -24,7 +24,7 @@ from ddpdoctor.cli.session import (
     shown_progress,
 )
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
-from ddpdoctor.stages import Stage, no_progress
+from ddpdoctor.stages import no_progress
 
 if TYPE_CHECKING:
     from ddpdoctor.analysis import PreparedJob
@@ -244,7 +244,7 @@ def _export_recording(
     try:
         # A progress line would mix with a timeline on standard output if both are the same terminal.
         with nullcontext(no_progress) if timeline_on_stdout else shown_progress() as progress:
-            progress_of_outputs = per_item_progress(progress, Stage.REPORT, len(outputs.recordings))
+            progress_of_outputs = per_item_progress(progress, len(outputs.recordings))
             sentences.extend(_write_tables(outputs, recorded, progress_of_outputs))
             if outputs.speedscope is not None:
                 flames = _write_flames(prepared, recorded, outputs.speedscope, next(progress_of_outputs))
@@ -324,7 +324,7 @@ def _write_flames(
 ) -> list[Path]:
     """Write a flame graph for each rank with stack samples. Returns the files."""
     from ddpdoctor.measure.flames import flame_graphs
-    from ddpdoctor.report.json_output import encoded
+    from ddpdoctor.report.json_output import to_json
     from ddpdoctor.written import WrittenFolder
 
     numbers = set(recorded["steps"]["step"].to_list())
@@ -334,7 +334,7 @@ def _write_flames(
         for done, (rank, document) in enumerate(graphs):
             on_progress(done / len(prepared.logs))
             if document is not None:
-                yield _FLAMES.format(rank=rank), encoded(document)
+                yield _FLAMES.format(rank=rank), to_json(document)
 
     target = WrittenFolder(folder, "flame graphs")
     target.check(_FLAMES.format(rank=log.rank) for log in prepared.logs)

@@ -230,9 +230,7 @@ def _reports(path: str, runs: set[str], skipped: SkippedSources) -> Iterator[Pat
         return
     files_seen = 0
     for parent, folders, files in os.walk(path):
-        folders[:] = sorted(
-            name for name in folders if str(Path(parent) / name) not in runs and not name.startswith(".")
-        )
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         if parent in runs:
             folders.clear()
             continue

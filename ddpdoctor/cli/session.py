@@ -56,12 +56,12 @@ def shown_progress() -> Iterator[Progress]:
         yield show
 
 
-def per_item_progress(progress: Progress, stage: Stage, count: int) -> Iterator[Callable[[float], None]]:
-    """Yields, for each of ``count`` items of a stage, a function to report the completed share of the item, 0 to 1."""
+def per_item_progress(progress: Progress, count: int) -> Iterator[Callable[[float], None]]:
+    """Yields, for each of ``count`` outputs, a function to report the completed share of the output, 0 to 1."""
     for index in range(count):
 
         def on_progress(part: float, index: int = index) -> None:
-            progress(stage, (index + part) / count)
+            progress(Stage.REPORT, (index + part) / count)
 
         on_progress(0.0)
         yield on_progress

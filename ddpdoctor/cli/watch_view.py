@@ -84,7 +84,7 @@ def frame(
         if more > 0:
             others = "that are less late" if view.sort in (Sort.RANK, Sort.LATE) else "more"
             parts.append(Text(f"and {words.count(more, 'rank')} {others}", style="dim"))
-        if len({live.host for live in run.ranks.values()}) > 1:
+        if _has_several_hosts(run):
             parts.append(Text("lateness across hosts: clocks aligned at the ends of the steps", style="dim"))
     gpus = _gpu_table(run)
     if gpus is not None:

@@ -22,7 +22,7 @@ COMMON = "all"
 """Name under ``thresholds`` of the thresholds common to all rules."""
 
 
-class ConfigTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ConfigTable(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of a configuration file."""
 
     thresholds: dict[str, dict[str, float]] = {}

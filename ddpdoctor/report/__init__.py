@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .json_output import formatted, to_json, write_json
     from .junit import render_junit
     from .markdown import render_markdown
-    from .read import holds_diagnosis, read_diagnosis
+    from .read import read_diagnosis
     from .redaction import redact, without_source_text
     from .sarif import to_sarif
     from .terminal import print_terminal
@@ -36,7 +36,7 @@ __getattr__ = deferred(
         "json_output": "formatted to_json write_json",
         "junit": "render_junit",
         "markdown": "render_markdown",
-        "read": "holds_diagnosis read_diagnosis",
+        "read": "read_diagnosis",
         "redaction": "redact without_source_text",
         "sarif": "to_sarif",
         "terminal": "print_terminal",

@@ -42,7 +42,7 @@ from ddpdoctor.report.figures.specs import (
 )
 from ddpdoctor.report.finding_view import finding_views, first_rows
 from ddpdoctor.report.job_view import command_line, flat, hta_tables, job_groups
-from ddpdoctor.report.json_output import encoded, to_json
+from ddpdoctor.report.json_output import to_json
 from ddpdoctor.report.read import SCRIPT_ID
 from ddpdoctor.report.summary import cost_sentence, main_finding, run_line, subtitle
 from ddpdoctor.report.tables import (
@@ -296,7 +296,7 @@ def write_figures(diagnosis: Diagnosis, folder: str | os.PathLike[str]) -> list[
         tool_version=diagnosis.tool_version,
     )
     figure_files = (
-        (f"{name}.json", encoded(with_colours(spec, light_colours()))) for name, spec in specs.items()
+        (f"{name}.json", to_json(with_colours(spec, light_colours()))) for name, spec in specs.items()
     )
     return target.write([(FIGURES_PAGE, content.encode("utf-8", "backslashreplace")), *figure_files])
 

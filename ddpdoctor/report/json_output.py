@@ -17,13 +17,8 @@ _CONTROL_BYTES = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\x
 bidirectional controls U+061C, U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069."""
 
 
-def to_json(diagnosis: Diagnosis) -> bytes:
-    """The diagnosis as JSON (UTF-8), see :func:`encoded`."""
-    return encoded(diagnosis)
-
-
-def encoded(value: Any) -> bytes:
-    """``value`` as JSON (UTF-8).
+def to_json(value: Any) -> bytes:
+    """A diagnosis, or any other ``value``, as JSON (UTF-8).
 
     Infinities become null, because JSON has none. Invalid bytes of file names are escaped. Control characters, also bidirectional
     ones, are escaped, so that the file can be printed safely on a terminal.
@@ -39,7 +34,7 @@ def encoded(value: Any) -> bytes:
 
 def formatted(value: Any) -> bytes:
     """``value`` as indented JSON (UTF-8)."""
-    return msgspec.json.format(encoded(value), indent=1)
+    return msgspec.json.format(to_json(value), indent=1)
 
 
 def write_json(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:

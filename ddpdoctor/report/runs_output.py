@@ -182,7 +182,7 @@ _CHART_HEIGHT = 140
 
 def render_history(history: History) -> str:
     """The history as one HTML document without scripts."""
-    jobs = [(job, _sentences(job), chart_of(job), [grid_of(job)]) for job in history.jobs]
+    jobs = [(job, _sentences(job), chart_of(job), grid_of(job)) for job in history.jobs]
     return render_without_scripts("history.html.j2", jobs=jobs, notes=history.notes)
 
 

@@ -21,7 +21,7 @@ import polars as pl
 from ddpdoctor.diagnose.diagnosis import Finding
 from ddpdoctor.measure.taxonomy import Component, Part
 from ddpdoctor.report import words
-from ddpdoctor.report.json_output import encoded
+from ddpdoctor.report.json_output import to_json
 from ddpdoctor.written import TIMELINE, WrittenFolder, write_file
 
 MAX_SLICES = 400_000
@@ -58,7 +58,7 @@ def write_timeline(
     """
     compressed = os.fspath(path).endswith(".gz")
     drawing_share = _DRAWING_SHARE if compressed else 1.0
-    data = encoded(
+    data = to_json(
         chrome_trace(
             tables, findings, hosts, lambda part: on_progress(drawing_share * part), all_ranks=all_ranks
         )

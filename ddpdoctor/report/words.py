@@ -113,8 +113,7 @@ def significant(value: float, digits: int = 3) -> str:
         return f"{round(value, places):,.0f}"
     if places > digits + 3:
         return f"{value:.{digits - 1}e}"
-    text = f"{value:.{places}f}"
-    return text.rstrip("0").rstrip(".") if digits > 3 else text
+    return f"{value:.{places}f}"
 
 
 def milliseconds(value: float | None) -> str:
@@ -349,9 +348,9 @@ def rank_names(ranks: Sequence[int] | None, all_ranks: str) -> str:
     return f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {rank_numbers(ranks)}"
 
 
-def count(number: int, noun: str, plural: str | None = None) -> str:
+def count(number: int, noun: str) -> str:
     """ "1 step", "118 steps"."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def restarts(diagnosis: Diagnosis) -> int:

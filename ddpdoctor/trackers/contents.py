@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.diagnose.diagnosis import SEVERITIES, Diagnosis, JsonValue
-from ddpdoctor.report import render_html, render_markdown, to_json, words
+from ddpdoctor.report import formatted, render_html, render_markdown, words
 from ddpdoctor.report.charts.series import notable_ranks
 from ddpdoctor.report.markdown import finding_markdown
 
@@ -106,7 +106,7 @@ def tracker_run(diagnosis: Diagnosis) -> TrackerRun:
         },
         files={
             "report.html": render_html(diagnosis).encode("utf-8", "backslashreplace"),
-            "diagnosis.json": msgspec.json.format(to_json(diagnosis), indent=1),
+            "diagnosis.json": formatted(diagnosis),
         },
         note=note,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.cli.main import EXIT_UNUSABLE
-from ddpdoctor.report import holds_diagnosis
+from ddpdoctor.report.read import holds_diagnosis
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "fixtures" / "slow-data-one-rank"

@@ -100,7 +100,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def groups(length: int, max_groups: int) -> Iterator[slice]:
     """Slices that divide ``length`` items into at most ``max_groups`` groups of equal size; the last may be smaller."""
-    size = max(1, math.ceil(length / max_groups)) if max_groups > 0 else 1
+    size = max(1, math.ceil(length / max_groups))
     for start in range(0, length, size):
         yield slice(start, min(start + size, length))
 

@@ -35,11 +35,10 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class TimelineRank(msgspec.Struct, frozen=True):
-    """A rank: label, position and height in pixels."""
+    """A rank: label, and position in pixels."""
 
     label: str
     y: int
-    height: int
     lanes: list[Tick]
     """Lanes with the vertical position of their middle, in pixels."""
 
@@ -191,7 +190,7 @@ def _rows(
             places[rank, lane] = y
             lanes.append(Tick(y + LANE_HEIGHT / 2, lane))
             y += LANE_HEIGHT + LANE_GAP
-        rows.append(TimelineRank(f"rank {rank}", top, y - top - LANE_GAP, lanes))
+        rows.append(TimelineRank(f"rank {rank}", top, lanes))
         y += RANK_GAP
     return rows, places, y - RANK_GAP
 
