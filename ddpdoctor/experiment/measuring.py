@@ -144,17 +144,17 @@ class Experiment:
 
     def _most_in_one_job(self) -> int:
         """Number of variants for which one job has enough steps before its own end, and the budget enough time."""
-        if self._job_steps is not None and (self._job_steps - 1) // self._steps < _LEAST_BLOCKS:
-            self._leave_blocks(f"the job's {self._job_steps} steps are too few for several settings in turn")
-            return 0
-        if not self._has_time():
-            return 0
-        blocks = [len(self._arms) * 2 + 1]
+        blocks = 2 * len(self._arms) + 1
         if self._job_steps is not None:
-            blocks.append((self._job_steps - 1) // self._steps)
+            # A loader that gets other workers loses the batches that it has prepared, so the job ends earlier.
+            blocks = min(blocks, (self._job_steps - 1) // (self._steps + self._queued))
+            if blocks < _LEAST_BLOCKS:
+                self._leave_blocks(
+                    f"the job's {self._job_steps} steps are too few for several settings in turn"
+                )
         if self._block_s > 0:
-            blocks.append(int(self._plan.budget.left_s / self._block_s))
-        return max(0, min(blocks) - 1) // 2
+            blocks = min(blocks, int(self._plan.budget.left_s / self._block_s))
+        return max(0, blocks - 1) // 2 if self._has_time() else 0
 
     def _measure_in_one_job(self, arms: Sequence[_Arm]) -> int:
         """Measure these variants once in one job, each in a block of steps between two of the unchanged job. Returns the number of those
