@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ from ddpdoctor.rundir.attempts import attempts_of
 from ddpdoctor.rundir.ends import POLITE, JobEnd, job_end
 from ddpdoctor.rundir.liveness import is_running
 from ddpdoctor.rundir.packages import fatal_signal, faulting_thread, first_thread, says_gil_is_held
-from ddpdoctor.rundir.stepevents import LONG_PHASES, Phase, waits_for_others
+from ddpdoctor.rundir.stepevents import Phase, waits_for_others
 from ddpdoctor.rundir.stops import End, HostStop, RankStop, Standstill, Stops, launches_of, read_stops
 
 from .calls import Call, calls_of, with_open_calls
@@ -30,6 +29,7 @@ from .recording import (
     read_dump,
     stack_of,
 )
+from .standstill import hang_s, without_earlier_hangs
 
 _STEP_PREFIX = f"{{{LineField.STEP.key}".encode()
 
@@ -90,16 +90,6 @@ def end_by_launcher(record: RankRecord, launches: Sequence[Mapping[str, Any]]) -
 
 
 _BY_EXCEPTION = (End.EXCEPTION, End.RAISING)
-_UNLIMITED_PHASES = LONG_PHASES | {Phase.DEBUGGER}
-"""Phases that may take any length of time."""
-
-
-_LEAST_SILENCE_S = 30.0
-"""Shortest silence that is a hang if a job was killed before its hang monitor reported one: compilers and caches take as long."""
-_LEAST_SILENT_STEPS = 5.0
-"""The same limit in units of the run's longest step, which includes checkpoints and evaluations."""
-_MOST_SILENCE_S = 366 * 86_400.0
-"""Longest plausible silence; longer ones are ignored."""
 
 
 class RankEvidence(msgspec.Struct, frozen=True):
@@ -228,7 +218,7 @@ def evidence_of(
     job = job_end([run.manifest for run in runs], launches, began_ns)
     written = stops_of(runs, notes) if stops is None else stops
     rank_stops = [stop for run in runs for stop in written[run.path].ranks]
-    hosts = [host for run in runs for host in written[run.path].hosts]
+    hosts = without_earlier_hangs([host for run in runs for host in written[run.path].hosts])
     chosen = {(record.rank, record.repeat): record for record in records}
     by_rank = {stop.rank: stop for stop in rank_stops if not chosen or (stop.rank, stop.repeat) in chosen}
     own = {record.rank: record for record in records}
@@ -256,7 +246,7 @@ def evidence_of(
     }
     stalls = [host.stall for host in hosts if host.stall]
     killed = job.killed and not any(is_running(record.info) for record in records)
-    since_s = _hang_s(stalls, ranks, logs, killed=killed)
+    since_s = hang_s(stalls, ranks, logs, killed=killed)
     states = [stall.get("state") for stall in stalls]
     known = [each.step for each in ranks.values() if each.step is not None]
     all_in_order = not any(each.raised or (each.is_gone and not each.in_order) for each in ranks.values())
@@ -415,7 +405,7 @@ def _recording(
     }
     if not counts:
         return None
-    path = str(Path(stop.path)) if stop is not None else ""
+    path = stop.path if stop is not None else ""
     return Recording(rank, path, known, [], [], enqueued=counts, is_listed=False)
 
 
@@ -431,32 +421,6 @@ def _groups_of(info: Mapping[str, Any]) -> dict[str, GroupKey]:
         ):
             found[name] = GroupKey(name, DEFAULT_DESCRIPTION if name == "0" else "", tuple(members))
     return found
-
-
-def _hang_s(
-    stalls: Sequence[Mapping[str, Any]],
-    ranks: Mapping[int, RankEvidence],
-    logs: Sequence[RankLog],
-    *,
-    killed: bool,
-) -> float | None:
-    """Seconds without progress; None if there was progress or a phase that takes long. Only the hang monitor's ``stall.json`` is used,
-    unless the job was killed: the ranks' last records may then be newer."""
-    seen = [(each.seen_ns, each.step_since_ns) for each in ranks.values() if killed]
-    stood_s = [(at - since) / 1e9 for at, since in seen if at is not None and since is not None]
-    if stalls:
-        stood = [s for s in stalls if s.get("state") != Standstill.RESUMED and not s.get("paused_in")]
-        if len(stood) < len(stalls):
-            return None
-        silences_s = [*(float(stall.get("silent_s") or 0.0) for stall in stood), *stood_s]
-        return max((silent_s for silent_s in silences_s if 0 <= silent_s < _MOST_SILENCE_S), default=0.0)
-    if not killed or not ranks:
-        return None
-    longest = max((step.length_ns / 1e9 for log in logs for step in log.steps), default=0.0)
-    going_on = any(each.phase in _UNLIMITED_PHASES for each in ranks.values())
-    if going_on or not stood_s or max(stood_s) < max(_LEAST_SILENCE_S, _LEAST_SILENT_STEPS * longest):
-        return None
-    return max(stood_s)
 
 
 _END_SIGNALS = POLITE | {signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGKILL}

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ddpdoctor.analysis import analyze
-from ddpdoctor.stall import evidence
+from ddpdoctor.stall import standstill
 
 from .test_namespaces import UNSHARED, may_unshare
 from .watched import forked_job, watched
@@ -22,8 +22,8 @@ LOOKED_S = 3.0
 def test_a_long_batch_is_no_hang_to_who_looks_meanwhile(tmp_path, monkeypatch, before) -> None:
     if before and not may_unshare():
         pytest.skip("no pid namespace may be made here")
-    monkeypatch.setattr(evidence, "_LEAST_SILENCE_S", 0.1)
-    monkeypatch.setattr(evidence, "_LEAST_SILENT_STEPS", 0.0)
+    monkeypatch.setattr(standstill, "_LEAST_SILENCE_S", 0.1)
+    monkeypatch.setattr(standstill, "_LEAST_SILENT_STEPS", 0.0)
     job = forked_job("quiet", 2, "--at", "3", "--for-s", str(2 * LOOKED_S), "--steps", "6")
     with watched(tmp_path, job, 60.0, {}, before) as living:
         assert living.mark("slow")
