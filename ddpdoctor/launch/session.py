@@ -252,11 +252,8 @@ class _Recording:
                 process.start()
             except Exception as error:
                 self.notes.append(f"{lost}: {error}.")
-        try:
-            self.storage_process.listen(heard, _ANSWER_S)
-            self.hang_monitor.listen(heard, END_S)
-        except Exception as error:  # no further thread is allowed
-            self.notes.append(f"The recording may be incomplete: {error}.")
+        self.storage_process.listen(heard, _ANSWER_S)
+        self.hang_monitor.listen(heard, END_S)
         status = child.wait()
         try:
             recorded, stopped = self._finish(command, status, child)

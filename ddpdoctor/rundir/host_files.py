@@ -109,11 +109,6 @@ def remove_unjoined_file(path: str) -> None:
         os.unlink(os.path.basename(path), dir_fd=root_fd)
 
 
-def is_unjoined_file(name: str) -> bool:
-    """Whether ``name`` is that of a status file."""
-    return name.startswith(_PREFIX)
-
-
 HOST_DOCUMENTS = (STALL_FILE, ENDS_FILE, ASKED_FILE)
 
 
@@ -211,7 +206,7 @@ def remove_root(root: str) -> None:
         with owned.private_folder(root) as root_fd:
             names = os.listdir(root_fd)
             if all(
-                name in (STORAGE, HANG_MONITOR, METRICS_SERVER, *HOST_DOCUMENTS) or is_unjoined_file(name)
+                name in (STORAGE, HANG_MONITOR, METRICS_SERVER, *HOST_DOCUMENTS) or name.startswith(_PREFIX)
                 for name in names
             ):
                 for name in names:

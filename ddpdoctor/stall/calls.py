@@ -12,7 +12,7 @@ import msgspec
 
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.rundir import CallField, EventField, EventKind, LineField
+from ddpdoctor.rundir import POINT_TO_POINT, CallField, EventField, EventKind, LineField
 from ddpdoctor.rundir.stepevents import Phase, groups_with_open
 
 from .recording import GroupKey
@@ -32,10 +32,6 @@ _EQUAL_INPUTS = frozenset(
     ]
 )
 """Functions whose inputs must have the same size on all ranks."""
-_MESSAGES = frozenset(
-    ["send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"]
-)
-"""Point-to-point functions."""
 _BACKWARD_FILES = ("/torch/autograd/graph.py", "/torch/autograd/__init__.py")
 
 _Key = tuple[str, str, float | None]
@@ -106,7 +102,7 @@ def _call_from_row(
 ) -> Call | None:
     own = _DDP_COLLECTIVES.get(str(row.get(EventField.KIND.value)))
     operation = own or str(row.get(EventField.OPERATION.value) or "")
-    if operation in _MESSAGES or not operation:
+    if operation in POINT_TO_POINT or not operation:
         return None
     group = str(row.get(EventField.GROUP.value) or "")
     before = (row.get(CallField.LAST_TURN.value), row.get(CallField.TURN_BEFORE.value))

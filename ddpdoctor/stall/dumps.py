@@ -119,9 +119,8 @@ def _looks_like_dump(file: str) -> bool:
         with open(file, "rb") as source:  # noqa: PTH123
             head = source.read(_HEAD_BYTES)
     except OSError:
-        return (
-            has_dump_name and _CERTAIN_DUMP_NAME.search(Path(file).name) is not None
-        )  # read_dump reports why it cannot be read
+        # read_dump reports why it cannot be read
+        return _CERTAIN_DUMP_NAME.search(Path(file).name) is not None
     if not head or PICKLE.match(head):
         return has_dump_name
     has_marks = any(mark in head for mark in _JSON_MARKS) and not any(mark in head for mark in _TRACE_MARKS)
