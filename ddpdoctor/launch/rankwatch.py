@@ -23,6 +23,7 @@ from ddpdoctor.rundir.liveness import writer_of
 from ddpdoctor.rundir.packages import says_gil_is_held
 from ddpdoctor.rundir.spool import spools_in
 from ddpdoctor.rundir.stepevents import OWN_PHASES, WAITING_PHASES, Phase, waits_for_others
+from ddpdoctor.streams import is_readable
 from ddpdoctor.telemetry import procfs
 from ddpdoctor.telemetry.host import Cgroup
 from ddpdoctor.telemetry.procfs import Meter
@@ -93,6 +94,8 @@ class WatchedRank:
 
     def __post_init__(self) -> None:
         self._heart = HeartbeatReader(self.spool)
+        self._is_complete = False
+        """Whether its process has ended, and its heartbeat was read after that."""
         self._faults = ""
         if self.here_pid < 0:
             self.here_pid = self.pid
@@ -108,7 +111,7 @@ class WatchedRank:
             self.handle = os.pidfd_open(self.here_pid)
         except OSError:
             self.handle = -1
-            if not procfs.state_of(self.here_pid):
+            if procfs.is_gone(self.here_pid):
                 self.note_end()
 
     def _found_pid(self) -> int:
@@ -144,6 +147,8 @@ class WatchedRank:
 
     def update(self) -> bool:
         """Update the state. Returns whether a step was finished since the last poll."""
+        if self._is_complete:
+            return False
         before, beat = self.beat, self._heart.read() if self.joined else None
         self.beat = beat
         stepped = beat is not None and beat.steps > self.steps
@@ -158,6 +163,8 @@ class WatchedRank:
             # The last heartbeat is read after the process has ended.
             self.end["step"] = self.steps
             self.end["in_order"] = self.end["in_order"] or self.ended
+            self._heart.close()
+            self._is_complete = beat is not None
         elif stepped and self.handle >= 0:
             # The rank makes progress, and the pidfd shows its end, so nothing else is read.
             self.state, self.progress, self.heard_s = "", {}, None
@@ -193,10 +200,16 @@ class WatchedRank:
         if not self.here_pid or self.end is not None:
             return
         self.state = procfs.state_of(self.here_pid)
-        if self.state in ("", "Z", "X"):
+        if self.state in ("", "Z", "X") and self._has_ended():
             self.note_end()
-        else:
+        elif self.state:
             self.meter.update(self.beat)
+
+    def _has_ended(self) -> bool:
+        """Whether its process has ended. A file in /proc that cannot be read, for example for lack of descriptors, does not prove that."""
+        if self.handle >= 0:
+            return is_readable(self.handle, 0)
+        return self.state in ("Z", "X") or procfs.is_gone(self.here_pid)
 
     def _read_report(self, before: Beat | None, beat: Beat | None) -> None:
         if before is not None and beat is not None and beat.reports > before.reports:
@@ -317,7 +330,7 @@ class WatchedRank:
     @property
     def is_known(self) -> bool:
         """Whether enough is visible to conclude that it is idle."""
-        return bool(self.here_pid) and self.counts and self.reports
+        return bool(self.here_pid and self.state) and self.counts and self.reports
 
     def _is_in_long_phase(self) -> bool:
         return self._evaluates() or self.phase in (Phase.SAVE, Phase.LOAD, Phase.COMPILE)

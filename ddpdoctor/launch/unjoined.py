@@ -69,7 +69,7 @@ class UnjoinedRank(WatchedRank):
     @property
     def is_known(self) -> bool:
         """Whether its process is visible from here. It does not report its position."""
-        return bool(self.here_pid)
+        return bool(self.here_pid and self.state)
 
     def ask(self) -> None:
         """Have faulthandler write its stacks, if its signal handler and its file's descriptor are still in place.

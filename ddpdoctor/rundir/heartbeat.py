@@ -163,3 +163,9 @@ class HeartbeatReader:
             return None
         beat = Beat(*_ALL.unpack(data))
         return beat if beat.version == _VERSION else None
+
+    def close(self) -> None:
+        """Close the page; a later ``read`` opens it again."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1

@@ -7,6 +7,7 @@ another rank does none of this.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import platform
@@ -88,7 +89,7 @@ def usage_of(pid: int) -> Usage | None:
 
 def waits_for_input(pid: int) -> bool:
     """Whether the process's first thread waits for terminal input, in a read or poll of standard input only."""
-    number, first = [*text_of(f"/proc/{pid}/syscall").split(), "", ""][:2]
+    number, first = [*_syscall_of(pid).split(), "", ""][:2]
     if not number.isdecimal():
         return False
     return (int(number) == _READ and first == "0x0") or (
@@ -113,12 +114,30 @@ def is_interruptible(pid: int, *, sleeps: bool = False) -> bool:
     """Whether a signal may interrupt the system call in which the process's first thread waits; with ``sleeps``, also if that is a sleep.
     True if the kernel does not show the call, unless the process runs."""
     wchan = text_of(f"/proc/{pid}/wchan").strip()
-    syscall = text_of(f"/proc/{pid}/syscall").split()
+    syscall = _syscall_of(pid).split()
     if not syscall and wchan in ("", "0"):
         return state_of(pid) != "R"
     if syscall and syscall[0].isdecimal() and int(syscall[0]) in (*_POLLS, *(_SLEEPS if sleeps else ())):
         return True
     return any(name in wchan for name in (*_POLLING, *(_SLEEPING if sleeps else ())))
+
+
+def sleeps(pid: int) -> bool:
+    """Whether the process's first thread sleeps for a set time, as between two looks for a file. False if the kernel does not show it."""
+    if any(name in text_of(f"/proc/{pid}/wchan") for name in _SLEEPING):
+        return True
+    number, first = [*_syscall_of(pid).split(), "", ""][:2]
+    # Python before 3.11 sleeps in a select of no file.
+    return number.isdecimal() and (int(number) in _SLEEPS or (int(number) in _POLLS and first == "0x0"))
+
+
+def waits_for_own_thread(pid: int) -> bool:
+    """Whether the process's first thread waits for a lock or for another thread, of which none sleeps for a set time. False if the kernel
+    does not show it."""
+    if "futex" not in text_of(f"/proc/{pid}/wchan"):
+        return False
+    threads = [text_of(f"/proc/{pid}/task/{tid}/wchan") for tid in _numbers(f"/proc/{pid}/task")]
+    return not any(name in wchan for wchan in threads for name in _SLEEPING)
 
 
 def process_document(pid: int) -> dict[str, Any] | None:
@@ -127,10 +146,9 @@ def process_document(pid: int) -> dict[str, Any] | None:
     if not fields:
         return None
     found: dict[str, Any] = {"state": fields[0], "tracer": tracer_of(pid)}
-    for key in ("wchan", "syscall"):
-        text = text_of(f"/proc/{pid}/{key}").strip()
-        if text not in ("", "0"):
-            found[key] = text[:200]
+    for key, text in (("wchan", text_of(f"/proc/{pid}/wchan")), ("syscall", _syscall_of(pid))):
+        if text.strip() not in ("", "0"):
+            found[key] = text.strip()[:200]
     return found
 
 
@@ -247,16 +265,49 @@ def _numbers(place: str) -> list[int]:
         return []
 
 
-def text_of(path: str) -> str:
-    """The text of a file in /proc or /sys; "" if it cannot be read. Python's file objects would take three times as long."""
+def is_gone(pid: int) -> bool:
+    """Whether no process has this id. False if that cannot be determined."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return b"".join(iter(lambda: os.read(handle, _READ_BYTES), b"")).decode(errors="replace")
-        finally:
-            os.close(handle)
+        Path(f"/proc/{pid}").stat()
+    except OSError as error:
+        return isinstance(error, (FileNotFoundError, ProcessLookupError))
+    return False
+
+
+_refusals: list[OSError] = []
+"""The kernel's refusal to show a system call, once there was one."""
+
+
+def _syscall_of(pid: int) -> str:
+    """The number and arguments of the system call of a process's first thread, as text; "" if it cannot be read.
+
+    Once the kernel has refused it, it is not read again: where only ancestors may trace a process (Yama), the kernel logs each attempt.
+    """
+    if _refusals:
+        return ""
+    try:
+        return _read_text(f"/proc/{pid}/syscall")
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            _refusals.append(error)
+        return ""
+
+
+def text_of(path: str) -> str:
+    """The text of a file in /proc or /sys; "" if it cannot be read."""
+    try:
+        return _read_text(path)
     except OSError:
         return ""
+
+
+def _read_text(path: str) -> str:
+    """The text of a file in /proc. Python's file objects would take three times as long. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"".join(iter(lambda: os.read(handle, _READ_BYTES), b"")).decode(errors="replace")
+    finally:
+        os.close(handle)
 
 
 _WINDOW_S = 10.0

@@ -1,0 +1,118 @@
+"""Ranks of which the kernel shows nothing at the moment: for lack of descriptors, or because it does not permit it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.launch.rankwatch import Activity, HostWatchedRanks, WatchedRank
+from ddpdoctor.rundir import Heartbeat, Spool, make_spool_root
+from ddpdoctor.rundir.liveness import started
+from tests.hook.recording import REPOSITORY
+
+from .launched import make_run, written_by
+
+pytestmark = [
+    pytest.mark.usefixtures("no_spool_stays"),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+
+@pytest.fixture
+def host(tmp_path):
+    """The ranks of a run, and what starts one of them and gives its process."""
+    run = make_run(tmp_path / "run")
+    root = make_spool_root(str(run))
+    processes = []
+
+    def start(number: int) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(["sleep", "600"])
+        processes.append(process)
+        spool = Spool(root, number, str(run))
+        Heartbeat(spool)
+        spool.close()
+        renamed = Path(spool.directory).with_name(f"{number:05d}-{process.pid}")
+        os.rename(spool.directory, renamed)
+        written_by(renamed, process.pid, started=started(process.pid))
+        return process
+
+    yield HostWatchedRanks(root), start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_a_rank_lives_though_nothing_can_be_opened_to_see_it(host, has_pidfd: bool) -> None:
+    ranks, start = host
+    process = start(0)
+    ranks.update()
+    (rank,) = ranks.known.values()
+    if not has_pidfd:
+        rank.close()
+    with no_descriptor_left():
+        rank.update()
+        opened_now = WatchedRank(rank.spool, 1, rank.pid)
+        opened_now.open()
+        assert rank.alive and opened_now.alive and rank.activity is Activity.UNKNOWN
+    process.kill()
+    process.wait()
+    rank.update()
+    assert not rank.alive
+
+
+def test_ranks_that_have_ended_keep_no_descriptor(host) -> None:
+    ranks, start = host
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for number in range(3):
+        process = start(number)
+        ranks.update()
+        process.kill()
+        process.wait()
+    ranks.update()
+    ranks.update()
+    assert [rank.alive for rank in ranks.known.values()] == [False] * 3
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+LOOKS = """
+import sys
+asked = []
+sys.addaudithook(lambda event, args: asked.append(args) if event == "open" and str(args[0]).endswith("/syscall") else None)
+from ddpdoctor.telemetry import procfs
+for _ in range(3):
+    assert not procfs.waits_for_input(int(sys.argv[1]))
+    assert procfs.process_document(int(sys.argv[1]))["state"] == "S"
+print(len(asked))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
+def test_a_system_call_that_may_not_be_seen_is_asked_for_once(host) -> None:
+    """Where only ancestors may trace a process, the kernel logs each attempt. Here it is a capability that is missing."""
+    _, start = host
+    process = start(0)
+    without = ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"]
+    looks = subprocess.run(
+        [*without, sys.executable, "-c", LOOKS, str(process.pid)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert looks.stdout == "1\n", looks.stderr
