@@ -201,10 +201,23 @@ _BETWEEN_PROOFS_S = 60.0
 report is written between the two, because it can show more while the job still runs."""
 
 
-def find_doubts(ranks: Sequence[WatchedRank], has_answered: Callable[[WatchedRank], bool]) -> list[str]:
-    """Reasons not to end the job, one clause for each doubt about a rank; empty if it is proven that no rank makes progress."""
+def find_doubts(
+    ranks: Sequence[WatchedRank],
+    has_answered: Callable[[WatchedRank], bool],
+    *,
+    has_other_hosts: bool = False,
+) -> list[str]:
+    """Reasons not to end the job, one clause for each doubt about a rank; empty if it is proven that no rank makes progress.
+    ``has_other_hosts``: other hosts have ranks of the job, too."""
     alive = [rank for rank in ranks if rank.alive]
     found = [(rank, _doubt(rank, has_answered)) for rank in alive]
+    nobody_waits = not any(rank.waits for rank in alive)
+    if has_other_hosts:
+        found += [
+            (rank, "sleeps, and may wait for another host")
+            for rank in alive
+            if not rank.waits and _may_wait_for_other_host(rank, nobody_waits)
+        ]
     if all(rank.waits for rank in alive):
         # What looks like a wait for others may be a wait for a computation on the rank's own device: a thread that waits for CUDA uses a
         # core, too.
@@ -212,6 +225,12 @@ def find_doubts(ranks: Sequence[WatchedRank], has_answered: Callable[[WatchedRan
             (rank, "may compute on its device") for rank in alive if rank.busy and not rank.waits_in_call
         ]
     return [f"rank {rank.rank} {doubt}" for rank, doubt in found if doubt]
+
+
+def _may_wait_for_other_host(rank: WatchedRank, nobody_waits: bool) -> bool:
+    """Whether a rank that reports no wait may wait for something that a rank of another host makes, such as a file: it sleeps, as between
+    two looks; or no rank of this host waits for it, and it does not wait for a lock or a thread of its own process."""
+    return rank.sleeps or (nobody_waits and not rank.waits_for_own_thread)
 
 
 def _doubt(rank: WatchedRank, has_answered: Callable[[WatchedRank], bool]) -> str | None:
@@ -283,6 +302,8 @@ def hang_sentences(candidate: HangCandidate, here: str) -> list[str]:
     since = f"no rank{here} has {what} for {_seconds(candidate.silent_s)}{before}"
     computing = [rank for rank in candidate.blocking if rank.computes]
     or_not = f", or rank {computing[0].rank} computes for long" if computing else ""
+    if here and not (candidate.blocking and candidate.waiting):
+        or_not = ", or ranks of other hosts work"
     return [f"{since}: the job seems to hang{or_not}.", _blocking_sentence(candidate)]
 
 

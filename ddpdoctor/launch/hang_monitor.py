@@ -240,7 +240,7 @@ class HangMonitor:
             send(self._writer, warn=f"the job is not ended: {why}.")
             return
         self._kill = KillDecision(candidate.after_s)
-        self._kill.evaluate(find_doubts(current, self._has_answered), current)
+        self._kill.evaluate(self._doubts(current), current)
 
     def _reason_not_to_kill(self, candidate: HangCandidate, current: list[WatchedRank]) -> str | None:
         if not candidate.blocking and self._on_this_host(current):
@@ -251,10 +251,13 @@ class HangMonitor:
             return "a rank has died, and no other is known to wait for it"
         return None
 
+    def _doubts(self, current: list[WatchedRank]) -> list[str]:
+        return find_doubts(current, self._has_answered, has_other_hosts=bool(self._on_this_host(current)))
+
     def _on_this_host(self, current: list[WatchedRank]) -> str:
         """Words for messages if other hosts have ranks of the job, too; else empty."""
-        sizes = [size for rank in current if isinstance(size := rank.progress.get("world_size"), int)]
-        return " of this host" if max(sizes, default=0) > len(current) else ""
+        size = max((rank.world_size or 0 for rank in current), default=0)
+        return " of this host" if size > len(current) else ""
 
     def _rank_document(self, rank: WatchedRank) -> dict[str, Any]:
         return {
@@ -336,7 +339,7 @@ class HangMonitor:
         if not (all(map(self._has_answered, current)) or is_silent(self._requested_s, time.monotonic())):
             return False
         self._requested_s = None
-        doubts = find_doubts(current, self._has_answered)
+        doubts = self._doubts(current)
         if doubts and not kill.is_doubt_reported:
             kill.is_doubt_reported = True
             send(self._writer, warn=f"the job is not ended: {doubts[0]}.")

@@ -263,6 +263,12 @@ class WatchedRank:
         return not self.reports and says_gil_is_held(self.faults)
 
     @property
+    def world_size(self) -> int | None:
+        """Number of ranks of the job, as it reports it; None if it has not."""
+        size = self.progress.get("world_size")
+        return size if isinstance(size, int) else None
+
+    @property
     def phase(self) -> str:
         """The phase that it reports; "" if it does not report."""
         phase = self.progress.get("phase")
@@ -291,6 +297,16 @@ class WatchedRank:
     def busy(self) -> bool:
         """Whether it uses a processor, or is runnable."""
         return self.meter.cores >= _BUSY_CORES or self.state == "R"
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether its first thread sleeps for a set time."""
+        return bool(self.here_pid) and procfs.sleeps(self.here_pid)
+
+    @property
+    def waits_for_own_thread(self) -> bool:
+        """Whether its first thread is known to wait for a lock or for another thread, of which none sleeps for a set time."""
+        return bool(self.here_pid) and procfs.waits_for_own_thread(self.here_pid)
 
     @property
     def suspended(self) -> bool:

@@ -53,6 +53,12 @@ class UnjoinedRank(WatchedRank):
         return isinstance(self.said.about.get("joining_ns"), int)
 
     @property
+    def world_size(self) -> int | None:
+        """Number of ranks of the job, from its environment; None if unknown."""
+        size = self.said.about.get("world_size")
+        return size if isinstance(size, int) else None
+
+    @property
     def signs(self) -> tuple[Any, ...]:
         """Values that change when it makes progress, which is a call of ``init_process_group``."""
         return (self.waits,)
