@@ -360,14 +360,15 @@ class HangMonitor:
             self._keep(ENDS_FILE, {"schema": ENDS_SCHEMA, **self._head, **ends})
 
     def _with_earlier_ends(self, ends: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """``ends``, with the exit codes that an earlier hang monitor wrote for processes that ended before this one started."""
+        """Copies of ``ends``, which change later, with the exit codes that an earlier hang monitor wrote for processes that ended before
+        this one started."""
         if self._earlier_ends is None:
             written = host_document(self._root, ENDS_FILE).get("ends")
             rows = written if isinstance(written, list) else []
             self._earlier_ends = {_key(row): row for row in rows if isinstance(row, dict) and "pid" in row}
         own = [end for end in ends if end["code"] is not None or end["signal"] is not None]
         found = {_key(end): end for end in ends} | self._earlier_ends | {_key(end): end for end in own}
-        return list(found.values())
+        return [dict(row) for row in found.values()]
 
     def _keep(self, name: str, document: dict[str, Any]) -> None:
         with suppress(OSError):  # the memory-backed folder is full or gone

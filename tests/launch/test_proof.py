@@ -19,9 +19,9 @@ from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.rankwatch import HostWatchedRanks, WatchedRank
 from ddpdoctor.rundir import STALL_FILE, host_document
 from ddpdoctor.rundir.host_files import keep_host_document
+from ddpdoctor.rundir.layout import ENDS_FILE
 from ddpdoctor.rundir.liveness import started
 from ddpdoctor.rundir.stops import STALL_SCHEMA
-from ddpdoctor.telemetry.host import Cgroup
 from tests.waiting import until
 
 from .test_standstill import a_rank, silent, waiting
@@ -320,20 +320,16 @@ def numbers(*ranks: WatchedRank, started_ns: int = 0) -> list[tuple[int, bool]]:
     return [(rank.rank, rank.alive) for rank in host.current(started_ns)]
 
 
-def test_as_long_as_nobody_has_ended_nobody_counts_kills_for_memory() -> None:
-    reads: list[int] = []
-
-    class Counting(Cgroup):
-        def oom_kills(self) -> int:
-            reads.append(1)
-            return 3
-
-    host = HostWatchedRanks("/nonexistent")
-    host.known = {rank.spool: rank for rank in (found(0, 70), found(1, 71))}
-    host._groups = {spool: (Counting(), 1) for spool in host.known}
-    assert host.ends([]) == {"ends": [], "oom_kills": None} and not reads
-    unjoined = {"rank": 2, "in_order": False}
-    assert host.ends([unjoined]) == {"ends": [unjoined], "oom_kills": 2}
+def test_what_becomes_known_later_of_an_end_is_written(tmp_path) -> None:
+    """The last heartbeat is read after the process has ended."""
+    watching, rank = Watching(tmp_path, []), a_rank(1)
+    rank.note_end()
+    watching.watch._ranks.known = {"spool": rank}
+    for steps in (30, 31):
+        rank.steps = steps
+        watching.watch._poll()
+        (end,) = host_document(str(watching.root), ENDS_FILE)["ends"]
+        assert end["step"] == steps
 
 
 def test_deaths_of_an_earlier_attempt_are_not_of_this_one() -> None:
