@@ -353,7 +353,8 @@ class HangMonitor:
         self._keep(STALL_FILE, stall)
 
     def _write_ends(self) -> None:
-        ends = self._ranks.ends(self._unjoined.ends([rank.rank for rank in self._ranks.known.values()]))
+        unjoined = self._unjoined.ends([rank.rank for rank in self._ranks.known.values()])
+        ends = self._ranks.ends(unjoined, self._unjoined.newest_start_ns())
         ends["ends"] = self._with_earlier_ends(ends["ends"])
         if ends["ends"] and ends != self._ends:
             self._ends = ends

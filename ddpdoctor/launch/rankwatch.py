@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ddpdoctor.launch.oomkills import OomKills
 from ddpdoctor.rundir.files import read_bounded, read_json
 from ddpdoctor.rundir.heartbeat import Beat, HeartbeatReader
 from ddpdoctor.rundir.layout import FAULTS_FILE, PROGRESS_FILE, parse_spool_name
@@ -398,8 +399,10 @@ class HostWatchedRanks:
         self._listed_ns = 0
         """Modification time of the root when it was last listed, ns."""
         self.known: dict[str, WatchedRank] = {}
-        self._groups: dict[str, tuple[Cgroup, int]] = {}
-        """By spool, the control group of the rank and the group's number of OOM kills when the rank was found."""
+        self._groups: dict[Path, OomKills] = {}
+        """By the group's folder, the OOM kills in each control group of ranks."""
+        self._group_of: dict[str, tuple[OomKills, int]] = {}
+        """By spool, the control group of the rank, and the group's number of OOM kills when the rank was found."""
 
     def wait(self, seconds: float, handles: list[int]) -> None:
         """Wait up to ``seconds`` until a process ends, a descriptor in ``handles`` is readable, or a rank begins to record."""
@@ -434,30 +437,37 @@ class HostWatchedRanks:
                     found.open()
                 else:
                     found.follow(before)
-                group = Cgroup(Path(f"/proc/{found.here_pid}"))
-                if (kills := group.oom_kills()) is not None:
-                    self._groups[spool] = group, kills
+                self._find_group(found)
                 self.known[spool] = found
         stepped = [rank.update() for rank in self.known.values()]
+        for kills in self._groups.values():
+            kills.update()
         for spool, rank in self.known.items():
-            if rank.end is not None and rank.end["oom_kills"] is None:
-                rank.end["oom_kills"] = self._oom_kills(spool)
+            if rank.end is not None and rank.end["oom_kills"] is None and spool in self._group_of:
+                kills, began = self._group_of[spool]
+                rank.end["oom_kills"] = kills.recent(began)
         return any(stepped)
 
-    def _oom_kills(self, spool: str) -> int | None:
-        if spool not in self._groups:
-            return None
-        group, before = self._groups[spool]
-        now = group.oom_kills()
-        return None if now is None else now - before
+    def _find_group(self, rank: WatchedRank) -> None:
+        group = Cgroup(Path(f"/proc/{rank.here_pid}"))
+        if group.memory_folder is not None and group.oom_kills() is not None:
+            kills = self._groups.setdefault(group.memory_folder, OomKills(group))
+            kills.update()
+            self._group_of[rank.spool] = kills, kills.total
 
-    def ends(self, unjoined: list[dict[str, Any]]) -> dict[str, Any]:
-        """Content of ``ends.json``: the ends of these ranks and of ``unjoined``."""
+    def ends(self, unjoined: list[dict[str, Any]], started_ns: int = 0) -> dict[str, Any]:
+        """Content of ``ends.json``: the ends of these ranks and of ``unjoined``, and the OOM kills at the ends of the current attempt.
+        ``started_ns``: see :meth:`current`."""
         ends = [*(rank.end for rank in self.known.values() if rank.end is not None), *unjoined]
-        kills = (
-            [found for spool in self.known if (found := self._oom_kills(spool)) is not None] if ends else []
-        )
-        return {"ends": ends, "oom_kills": max(kills, default=None)}
+        current = self.current(started_ns) if ends else []
+        began_ns = max((rank.began_ns for rank in current), default=started_ns)
+        of_attempt = [rank.end for rank in current if rank.end is not None]
+        for row in unjoined:
+            if row["oom_kills"] is None:
+                row["oom_kills"] = max((kills.recent() for kills in self._groups.values()), default=None)
+            of_attempt += [row] if row["seen_ns"] >= began_ns else []
+        counts = [row["oom_kills"] for row in of_attempt if row["oom_kills"] is not None]
+        return {"ends": ends, "oom_kills": max(counts, default=None)}
 
     def current(self, started_ns: int = 0) -> list[WatchedRank]:
         """The running or newest recording of each rank, sorted by rank, without earlier attempts, which ended before a rank of this attempt

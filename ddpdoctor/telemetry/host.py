@@ -74,6 +74,11 @@ class Cgroup:
                 if limit is not None and limit < _NO_LIMIT_BYTES:
                     yield limit, _number(level / uses), level
 
+    @property
+    def memory_folder(self) -> Path | None:
+        """The folder of the process's own level, with its memory counters; None without a cgroup."""
+        return self._memory[0] if self._memory else None
+
     def oom_kills(self) -> int | None:
         """Number of OOM kills in the process's own level; None if the kernel does not count them."""
         for level in self._memory[:1]:
