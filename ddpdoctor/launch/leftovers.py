@@ -130,7 +130,8 @@ def drain_spools(root: Path, beat: Callable[[], None] = lambda: None, run: Path 
         except OSError as error:
             if not dead or not Path(spool).exists():
                 continue  # the rank lives, or another launcher of this host has removed the spool
-            if isinstance(error, (FileNotFoundError, layout.OtherRunError)):
+            is_missing = isinstance(error, FileNotFoundError) and not os.path.lexists(target)
+            if is_missing or isinstance(error, layout.OtherRunError):
                 with suppress(OSError):
                     discard(spool)
                 gone.add(target)

@@ -148,21 +148,23 @@ def _compressed(order: dict[str, Any], rank_fd: int, beat: Callable[[], None], n
     """Compress one trace. Returns the fields of the window for rank.json."""
     temporary = f"{name}.tmp"
     raw = str(order["folder"])
-    with private_folder(raw) as source:
-        try:
-            size = _compress(source, rank_fd, temporary, order["header"], int(order["max_bytes"]), beat)
-            os.replace(temporary, name, src_dir_fd=rank_fd, dst_dir_fd=rank_fd)
-            window: dict[str, Any] = {"state": "saved", "bytes": size}
-        except TooLargeError as error:
-            window = {"state": "skipped", "why": str(error)}
-        except (ValueError, FileNotFoundError) as error:
-            window = {"state": "failed", "why": f"{type(error).__name__}: {error}"}
-        finally:
-            with suppress(OSError):
-                os.unlink(temporary, dir_fd=rank_fd)
-        for name in os.listdir(source):
-            os.unlink(name, dir_fd=source)
-    os.rmdir(raw)
+    window: dict[str, Any] = {"state": "failed", "why": f"its uncompressed trace is gone ({raw})"}
+    with suppress(FileNotFoundError):  # the job has removed its TMPDIR, or the folder is in another container
+        with private_folder(raw) as source:
+            try:
+                size = _compress(source, rank_fd, temporary, order["header"], int(order["max_bytes"]), beat)
+                os.replace(temporary, name, src_dir_fd=rank_fd, dst_dir_fd=rank_fd)
+                window = {"state": "saved", "bytes": size}
+            except TooLargeError as error:
+                window = {"state": "skipped", "why": str(error)}
+            except (ValueError, FileNotFoundError) as error:
+                window = {"state": "failed", "why": f"{type(error).__name__}: {error}"}
+            finally:
+                with suppress(OSError):
+                    os.unlink(temporary, dir_fd=rank_fd)
+            for name in os.listdir(source):
+                os.unlink(name, dir_fd=source)
+        os.rmdir(raw)
     return window
 
 

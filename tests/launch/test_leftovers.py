@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -58,6 +59,32 @@ def test_spools_of_dead_ranks_are_copied_and_removed_those_of_living_ones_kept(t
     for rank in ("00000", "00001"):
         assert (tmp_path / "run" / "ranks" / rank / "steps.jsonl").read_bytes() == b'{"step":0}\n'
     assert not gone.exists() and kept.exists()
+
+
+def test_a_rank_whose_uncompressed_trace_is_gone_loses_nothing_else(tmp_path):
+    """As where the job's script removes its TMPDIR, or the rank had a /tmp of its own."""
+    run = make_run(tmp_path / "run")
+    spool = left_behind(run, 0)
+    order = {"folder": str(tmp_path / "gone"), "header": {}, "max_bytes": 1}
+    (spool / "trace.handover").write_text(json.dumps(order))
+    (spool / "rank.json").write_text(json.dumps({"rank": 0, "window": {"state": "saving"}}))
+    (spool / "faults.txt").write_text("Fatal Python error: Segmentation fault\n")
+    assert drain_spools(spool.parent) == []
+    folder = run / "ranks" / "00000"
+    window = json.loads((folder / "rank.json").read_text())["window"]
+    assert window["state"] == "failed" and "its uncompressed trace is gone" in window["why"]
+    assert (folder / "faults.txt").read_text().startswith("Fatal Python error")
+    assert not spool.exists()
+
+
+def test_a_spool_is_discarded_only_if_the_folder_of_its_rank_is_gone(tmp_path):
+    run = make_run(tmp_path / "run")
+    kept, gone = left_behind(run, 0), left_behind(run, 1)
+    (kept / "trace.handover").write_text(json.dumps({"folder": str(tmp_path / "no trace")}))
+    shutil.rmtree(run / "ranks" / "00001")
+    said = drain_spools(kept.parent)
+    assert kept.exists() and not gone.exists()
+    assert f"{run / 'ranks' / '00001'} is gone" in said[0] and f"could not be copied to {run}" in said[1]
 
 
 def test_stale_spools_of_killed_launchers_are_cleared(tmp_path):
