@@ -46,7 +46,7 @@ _ENDING_S = 0.5
 
 
 class GroupSignalDetector:
-    """A process in the launcher's group that blocks all signals. Start it before any thread."""
+    """A process in the launcher's group that blocks all signals. Start it before any thread, with ``signals`` blocked."""
 
     def __init__(self, signals: Iterable[int], libc: ctypes.CDLL) -> None:
         self._libc = libc
@@ -84,14 +84,12 @@ class GroupSignalDetector:
 
     def _start(self) -> int:
         launcher_pid = os.getpid()
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         try:
             pid = os.fork()
         except OSError:
             pid = -1
         if pid == 0:
             _wait_until_killed(self._libc, launcher_pid)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return max(pid, 0)
 
 
