@@ -6,7 +6,7 @@ never interrupted.
 ^C, ``timeout``, a scheduler or a service manager signal every process of a group, so the job gets the signal directly. A supervisor that
 knows only the launcher's process id relies on the launcher to forward the signal. A signal must not reach the job twice: torchrun stops
 its cleanup on a second SIGTERM. Therefore a second process of the launcher's group blocks all signals; a signal that is pending there
-(``/proc/PID/status``) was sent to the whole group.
+(``/proc/PID/status``) was sent to the whole group. A job that has a group of its own gets a request to end from the terminal by the launcher.
 
 The job is forked here instead of by ``subprocess``, which reports exit code 0 if SIGCHLD is ignored, and resets signals that the caller
 ignored.
@@ -287,7 +287,7 @@ class Child:
         by_group = self._group_signals is not None and self._group_signals.was_sent_to_group(
             number, received.si_code
         )
-        if not by_group:
+        if not by_group or self._has_missed(received):
             self._send(number)
         if number in _END_REQUESTS:
             if number not in self._caller.ignored:
@@ -295,6 +295,15 @@ class Child:
             self._on_end_request(number)
         if number in (signal.SIGTSTP, signal.SIGCONT):
             self._is_stop_requested = number == signal.SIGTSTP
+
+    def _has_missed(self, received: signal.struct_siginfo) -> bool:
+        """Whether the terminal sent a request to end to this process's group, and the job has a group of its own in the same session, as
+        under GNU ``timeout``. In a session of its own, the job is to live on. A stop (^Z) is not sent: nothing would continue the job."""
+        if received.si_code != _SI_KERNEL or received.si_signo not in _ENDING - self._caller.ignored:
+            return False
+        with suppress(OSError):
+            return os.getpgid(self.pid) != os.getpgrp() and os.getsid(self.pid) == os.getsid(0)
+        return False
 
     def _stop_with_job(self) -> None:
         """After SIGTSTP, stop this process if the job has stopped."""

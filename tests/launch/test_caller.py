@@ -273,6 +273,35 @@ print(os.waitstatus_to_exitcode(os.waitpid(job.pid, 0)[1]))
         os.close(leader), os.close(follower)
 
 
+@pytest.mark.parametrize(
+    ("wrapper", "code"),
+    [(["timeout", "60"], 7), (["setsid"], 3)],
+    ids=["in its own group", "in its own session"],
+)
+def test_an_interrupt_typed_at_the_terminal_reaches_a_job_that_has_its_own_group(
+    tmp_path, wrapper: list[str], code: int
+) -> None:
+    """The terminal sends it to the launcher's group alone. Who gives the job a session of its own wants it to live on."""
+    leader, follower = pty.openpty()
+    shell = f"""
+import fcntl, os, subprocess, sys, termios
+os.setsid(); fcntl.ioctl({follower}, termios.TIOCSCTTY, 0)
+job = subprocess.Popen(sys.argv[1:], stdin={follower}, process_group=0, stderr=subprocess.DEVNULL)
+os.tcsetpgrp({follower}, job.pid)
+print(job.wait())
+"""
+    job = ["sh", "-c", "trap 'exit 7' INT; echo ready; for i in 1 2 3 4 5 6 7 8; do sleep 0.25; done; exit 3"]
+    try:
+        process = subprocess.Popen([sys.executable, "-c", shell, *UNDER_US, *wrapper, *job],
+                                   cwd=tmp_path, env=clean_environment(), pass_fds=[follower],
+                                   stdout=subprocess.PIPE, text=True)  # fmt: skip
+        assert process.stdout.readline() == "ready\n"
+        os.write(leader, b"\x03")
+        assert process.communicate(timeout=60)[0] == f"{code}\n"
+    finally:
+        os.close(leader), os.close(follower)
+
+
 @pytest.mark.extended
 def test_a_job_that_became_another_user_takes_no_signal_and_costs_no_traceback(start, tmp_path) -> None:
     if os.getuid() != 0:
