@@ -165,6 +165,53 @@ def test_mpiexec_of_mpich(tmp_path) -> None:
     ranks_of_mpi(str(program_of(python_with(program="mpiexec.hydra"), "mpiexec.hydra")), tmp_path)
 
 
+PREPARES_ALONE = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+def prepare():
+    # Rank 0 prepares a data set, in a way of which nothing is to be seen.
+    if os.environ["RANK"] == "0":
+        time.sleep(15)
+        open("prepared", "w").close()
+
+if sys.argv[1] == "before it joins":
+    prepare()
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(20):
+    if step == 10 and sys.argv[1] == "in a step":
+        prepare()
+        while not os.path.exists("prepared"):
+            time.sleep(1)
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"network namespaces: {why_not()}")
+@pytest.mark.parametrize("when", ["before it joins", "in a step"])
+def test_a_host_that_waits_for_another_one_at_work_is_not_ended(tmp_path, when: str) -> None:
+    """In init_process_group, or for a file."""
+    (tmp_path / "train.py").write_text(PREPARES_ALONE)
+    options = ["--no-profile", "--hang-after", "3"]
+    with two_hosts() as hosts:
+        commands, environments = [], []
+        for node, on_hang in enumerate(("report", "kill")):
+            launcher = [*DDPDOCTOR_RUN, "--out", f"run{node}", *options, "--on-hang", on_hang]
+            commands.append(hosts.on(node, [*launcher, "--", *hosts.torchrun(node), "train.py", when]))
+            environments.append(clean_environment(GLOO_SOCKET_IFNAME=hosts.names[node]))
+        with started(commands, environments, tmp_path) as processes:
+            ended = finish(processes)
+    told = ended[1].stderr
+    assert [process.returncode for process in ended] == [0, 0], ended
+    assert "no rank of this host has" in told and "or ranks of other hosts work." in told
+    assert "the job is not ended: " in told and "the job goes on, after" in told
+
+
 @pytest.mark.skipif(why_not() is not None, reason=f"network namespaces: {why_not()}")
 @pytest.mark.parametrize("shared", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_two_hosts(tmp_path, shared: bool) -> None:
