@@ -6,7 +6,8 @@ never interrupted.
 ^C, ``timeout``, a scheduler or a service manager signal every process of a group, so the job gets the signal directly. A supervisor that
 knows only the launcher's process id relies on the launcher to forward the signal. A signal must not reach the job twice: torchrun stops
 its cleanup on a second SIGTERM. Therefore a second process of the launcher's group blocks all signals; a signal that is pending there
-(``/proc/PID/status``) was sent to the whole group. A job that has a group of its own gets a request to end from the terminal by the launcher.
+(``/proc/PID/status``) was sent to the whole group. To a job that has a group of its own, the launcher forwards what the
+terminal sends to end it.
 
 The job is forked here instead of by ``subprocess``, which reports exit code 0 if SIGCHLD is ignored, and resets signals that the caller
 ignored.
