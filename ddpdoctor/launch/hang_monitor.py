@@ -41,6 +41,9 @@ from ddpdoctor.telemetry.procfs import process_document
 
 PERIOD_S = 1.0
 """Time between two polls. A poll costs 0.2 ms per rank."""
+_UNMETERED_PART, _MOST_UNMETERED_S = 0.25, 10.0
+"""After a finished step, a rank's use of resources is read from this part of the time on after which a job may hang, and from this time on
+at the latest: most steps end before. Readings of the last ten seconds decide."""
 _UPDATE_PERIOD_S = 30.0
 """Time between two updates of ``stall.json`` during a hang."""
 _RESUMED_AFTER_S = 3.0
@@ -72,7 +75,8 @@ class HangMonitor:
         self._orders, self._writer = orders, writer
         self._head = {"host": host, "boot": boot_id()}
         self._lock = HostLock(self._root, HANG_MONITOR)
-        self._ranks = HostWatchedRanks(self._root)
+        unmetered_s = min(_MOST_UNMETERED_S, _UNMETERED_PART * (options.hang_after_s or DEFAULT_HANG_AFTER_S))
+        self._ranks = HostWatchedRanks(self._root, unmetered_s)
         self._unjoined = UnjoinedRanks(self._root)
         self._progress = ProgressTracker(options.hang_after_s, Tuning())
         self._analysis = AnalysisProcess(diagnose)
@@ -111,10 +115,13 @@ class HangMonitor:
 
     def _poll(self) -> None:
         self._end_with_others()
-        # Monitors without the lock poll, too: an exit code is visible only if the pidfd was opened before the process ended.
-        stepped = self._update_ranks()
         if not self._lock.take():
-            return  # another launcher's hang monitor is responsible for this host
+            # Another launcher's hang monitor is responsible for this host. But an exit code is visible only if the pidfd was opened before
+            # the process ended.
+            self._ranks.find(self._unjoined.seen)
+            self._unjoined.update([rank.pid for rank in self._ranks.known.values()])
+            return
+        stepped = self._update_ranks()
         current = self._current()
         self._progress.update(time.monotonic(), stepped, current)
         self._write_ends()

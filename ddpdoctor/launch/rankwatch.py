@@ -22,7 +22,7 @@ from ddpdoctor.rundir.heartbeat import Beat, HeartbeatReader
 from ddpdoctor.rundir.layout import FAULTS_FILE, PROGRESS_FILE, parse_spool_name
 from ddpdoctor.rundir.liveness import writer_of
 from ddpdoctor.rundir.packages import says_gil_is_held
-from ddpdoctor.rundir.spool import spools_in
+from ddpdoctor.rundir.spool import may_change_unseen, spools_in
 from ddpdoctor.rundir.stepevents import OWN_PHASES, WAITING_PHASES, Phase, waits_for_others
 from ddpdoctor.streams import is_readable
 from ddpdoctor.telemetry import procfs
@@ -87,6 +87,10 @@ class WatchedRank:
     _evaluated_s: float | None = None
     handle: int = -1
     """The pidfd, readable once the process has ended; -1 if there is none."""
+    unmetered_s: float = 0.0
+    """Time after a finished step in which its use of resources is not read: the kernel takes a ms to list the threads of a rank."""
+    _stepped_s: float = -1e9
+    """When a finished step was last seen, monotonic seconds."""
     _polled_s: float = 0.0
     _ran_python_s: float = 0.0
     """When Python code last ran in it, or when that could not be observed (it was suspended, or not polled); monotonic seconds."""
@@ -155,6 +159,8 @@ class WatchedRank:
         stepped = beat is not None and beat.steps > self.steps
         now_s, polled_s = time.monotonic(), self._polled_s
         self._polled_s = now_s
+        if stepped:
+            self._stepped_s = now_s
         if stepped or is_silent(polled_s, now_s):
             self._python_has_run(now_s)
         if beat is not None:
@@ -203,7 +209,7 @@ class WatchedRank:
         self.state = procfs.state_of(self.here_pid)
         if self.state in ("", "Z", "X") and self._has_ended():
             self.note_end()
-        elif self.state:
+        elif self.state and self._polled_s - self._stepped_s >= self.unmetered_s:
             self.meter.update(self.beat)
 
     def _has_ended(self) -> bool:
@@ -333,7 +339,8 @@ class WatchedRank:
             return Activity.HELD
         if self.waits:
             return Activity.WAITS
-        if self.meter.moves or (self.busy and self._is_in_long_phase()):
+        is_in_long_phase = self.phase in (Phase.SAVE, Phase.LOAD, Phase.COMPILE)
+        if self.meter.moves or (self.busy and (self._evaluates() or is_in_long_phase)):
             return Activity.WORKS
         if not (self.is_known or self.holds_gil):
             return Activity.UNKNOWN
@@ -348,9 +355,6 @@ class WatchedRank:
     def is_known(self) -> bool:
         """Whether enough is visible to conclude that it is idle."""
         return bool(self.here_pid and self.state) and self.counts and self.reports
-
-    def _is_in_long_phase(self) -> bool:
-        return self._evaluates() or self.phase in (Phase.SAVE, Phase.LOAD, Phase.COMPILE)
 
     @property
     def alone(self) -> bool:
@@ -387,15 +391,14 @@ class WatchedRank:
 
 
 _SEARCH_PERIOD_S = 0.1
-"""Time between two searches for new ranks. The exit code of a rank that ends before it is found is unknown, and ranks that failed because
-of it would be reported."""
+"""Time between two searches for new ranks. The exit code of a rank that ends before it is found is unknown."""
 
 
 class HostWatchedRanks:
     """All recordings of ranks on this host, found when they begin, and the ends of their processes."""
 
-    def __init__(self, root: str) -> None:
-        self._root = root
+    def __init__(self, root: str, unmetered_s: float = 0.0) -> None:
+        self._root, self._unmetered_s = root, unmetered_s
         self._listed_ns = 0
         """Modification time of the root when it was last listed, ns."""
         self.known: dict[str, WatchedRank] = {}
@@ -414,11 +417,18 @@ class HostWatchedRanks:
             for handle in handles:
                 selector.register(handle, selectors.EVENT_READ)
             ready: list[tuple[selectors.SelectorKey, int]] = []
+            search_s = seconds if self._all_train else _SEARCH_PERIOD_S
             while not ready and self._listed_ns == self._modified_ns() and time.monotonic() < ends_s:
-                ready = selector.select(min(max(0.0, ends_s - time.monotonic()), _SEARCH_PERIOD_S))
+                ready = selector.select(min(max(0.0, ends_s - time.monotonic()), search_s))
             for key, _ in ready:
                 if key.data is not None:
                     key.data.note_end()
+
+    @property
+    def _all_train(self) -> bool:
+        """Whether all ranks of the attempt train, and their ends are visible at once: then no other rank is about to begin."""
+        living = [rank for rank in self.known.values() if rank.alive]
+        return bool(living) and all(rank.steps and rank.handle >= 0 for rank in living)
 
     def _modified_ns(self) -> int:
         with suppress(OSError):
@@ -426,19 +436,8 @@ class HostWatchedRanks:
         return 0
 
     def update(self, earlier: Callable[[int, int], WatchedRank | None] | None = None) -> bool:
-        """Update all ranks. Returns whether one has finished a step. ``earlier(rank, pid)`` returns the same process if it was known before
-        ``init_process_group``."""
-        self._listed_ns = self._modified_ns()
-        for spool in spools_in(self._root):
-            if spool not in self.known and (named := parse_spool_name(spool)) is not None:
-                found = WatchedRank(spool, *named)
-                before = None if earlier is None else earlier(found.rank, found.pid)
-                if before is None:
-                    found.open()
-                else:
-                    found.follow(before)
-                self._find_group(found)
-                self.known[spool] = found
+        """Update all ranks, see also :meth:`find`. Returns whether one has finished a step."""
+        self.find(earlier)
         stepped = [rank.update() for rank in self.known.values()]
         for kills in self._groups.values():
             kills.update()
@@ -447,6 +446,24 @@ class HostWatchedRanks:
                 kills, began = self._group_of[spool]
                 rank.end["oom_kills"] = kills.recent(began)
         return any(stepped)
+
+    def find(self, earlier: Callable[[int, int], WatchedRank | None] | None = None) -> None:
+        """Find new recordings, and open their processes. ``earlier(rank, pid)`` returns the same process if it was known before
+        ``init_process_group``."""
+        modified_ns = self._modified_ns()
+        if modified_ns == self._listed_ns and not may_change_unseen(modified_ns):
+            return
+        self._listed_ns = modified_ns
+        for spool in spools_in(self._root):
+            if spool not in self.known and (named := parse_spool_name(spool)) is not None:
+                found = WatchedRank(spool, *named, unmetered_s=self._unmetered_s)
+                before = None if earlier is None else earlier(found.rank, found.pid)
+                if before is None:
+                    found.open()
+                else:
+                    found.follow(before)
+                self._find_group(found)
+                self.known[spool] = found
 
     def _find_group(self, rank: WatchedRank) -> None:
         group = Cgroup(Path(f"/proc/{rank.here_pid}"))

@@ -59,6 +59,11 @@ _TICK_NS = 3_000_000_000
 advance in steps of up to 10 ms, and clocks are adjusted. Checks are a second apart."""
 
 
+def may_change_unseen(changed_ns: int) -> bool:
+    """Whether a folder that was changed at ``changed_ns``, epoch ns, may change again without a different file time."""
+    return time.time_ns() - changed_ns < _TICK_NS
+
+
 def spool_root(run: str) -> str:
     """Path of the root of a run's spools on this host: the same for all launchers of the run, but different for each run, even of
     runs with the same path. The pid namespace is part of the name, because containers may share ``/dev/shm`` and still have
@@ -332,7 +337,7 @@ class Spool:
         before, self._changed_ns = self._changed_ns, changed_ns
         # If another file is added after this check, but in the same clock tick, the folder's time does not change. So recent
         # changes are reported again.
-        return changed_ns != before or time.time_ns() - changed_ns < _TICK_NS
+        return changed_ns != before or may_change_unseen(changed_ns)
 
     def hand_over_trace(self, raw: str, header: dict[str, Any], max_bytes: int, number: int = 0) -> None:
         """Queue the profiler's trace, which is in the private folder ``raw``, for compression (see :mod:`.handover`). The members

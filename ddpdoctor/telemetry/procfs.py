@@ -260,7 +260,7 @@ def name_and_fields(pid: int) -> tuple[str, list[str]]:
 
 def _numbers(place: str) -> list[int]:
     try:
-        return sorted(int(name) for name in os.listdir(place) if name.isdecimal())
+        return sorted(int(name) for name in os.listdir(place) if name.isdecimal())  # noqa: PTH208
     except OSError:
         return []
 
@@ -374,12 +374,12 @@ class Sockets:
 def _sockets_of(pid: int) -> Iterator[int]:
     folder = f"/proc/{pid}/fd"
     try:
-        handles = os.listdir(folder)
+        handles = os.listdir(folder)  # noqa: PTH208
     except OSError:
         return
     for handle in handles:
         try:
-            target = os.readlink(f"{folder}/{handle}")
+            target = os.readlink(f"{folder}/{handle}")  # noqa: PTH115
         except OSError:
             continue
         if target.startswith("socket:["):
