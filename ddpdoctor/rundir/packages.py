@@ -35,13 +35,13 @@ _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]([^/\\.]+)", re.DOTA
 
 LIBRARY = re.compile(r".*[/\\](site-packages|dist-packages|lib(?:64)?[/\\]python[\d.]+)[/\\]", re.DOTALL)
 """Beginning of the path of a file of an installed package or of Python itself, with the folder that contains them."""
-_HOOK = re.compile(r".*[/\\]ddpdoctor[/\\]hook[/\\]", re.DOTALL)
+_OWN = re.compile(r".*[/\\]ddpdoctor[/\\](?:hook|rundir)[/\\]", re.DOTALL)
 
 
 def is_library(file: str) -> bool:
-    """Whether a file, by its path, is not part of the user's program: it belongs to an installed package, to Python or to the hook,
-    or is generated."""
-    return file.startswith("<") or LIBRARY.match(file) is not None or _HOOK.match(file) is not None
+    """Whether a file, by its path, is not part of the user's program: it belongs to an installed package, to Python or to the code
+    that records, or is generated."""
+    return file.startswith("<") or LIBRARY.match(file) is not None or _OWN.match(file) is not None
 
 
 def is_well_known(file: str) -> bool:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 USER, LIBRARY, HIDDEN, WELL_KNOWN = 0, 1, 2, 3
 """Kinds of code. USER: the user's. LIBRARY: an installed package, which may be the job itself. HIDDEN: torch, the standard library
-and the hook. WELL_KNOWN: an installed package that many jobs use, and the few lines that start a command."""
+and the code that records. WELL_KNOWN: an installed package that many jobs use, and the few lines that start a command."""
 MOST_FRAMES = 200
 """Upper limit of the frames read from a stack. Deeper recursion is not in the training loop."""
 _MOST_LINES = 20_000
@@ -33,12 +33,17 @@ Place = tuple[CodeType, int]
 """A line of code."""
 
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_OWN = tuple(os.path.join(_PACKAGE, name, "") for name in ("hook", "rundir"))
+"""Path prefixes of the code that records. The package itself may be an installed one, and its other folders may be the job, such as
+the demo."""
+
+
 def _folders() -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """Path prefixes of hidden files and of installed packages, and the folder of installed commands."""
     paths = sysconfig.get_paths()
-    hook = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     torch = sys.modules.get("torch")
-    hidden = [hook, paths["stdlib"], paths["platstdlib"], os.path.dirname(os.__file__)]
+    hidden = [paths["stdlib"], paths["platstdlib"], os.path.dirname(os.__file__)]
     if torch is not None and torch.__file__:
         hidden.append(os.path.dirname(torch.__file__))
     library = paths["purelib"], paths["platlib"]
@@ -78,6 +83,8 @@ class CodeKinds:
         return kind
 
     def _classify(self, name: str) -> int:
+        if name.startswith(_OWN):
+            return HIDDEN
         if "/site-packages/" in name or "/dist-packages/" in name:
             if "/site-packages/torch/" in name or "/dist-packages/torch/" in name:
                 return HIDDEN
