@@ -9,7 +9,9 @@ The fields of a call from a known place are cached.
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Mapping
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Callable
@@ -35,24 +37,10 @@ DECORATED = (
 ).split()
 UNDECORATED = "monitored_barrier batch_isend_irecv isend irecv".split()
 _BARRIERS = ("barrier", "monitored_barrier")
-_GROUP_POSITION = {"barrier": 0, "monitored_barrier": 0, "all_to_all_single": 4}
-_GROUP_POSITION.update(
-    dict.fromkeys(
-        "all_reduce broadcast all_gather all_gather_into_tensor all_gather_single all_gather_object all_to_all send recv "
-        "isend irecv broadcast_object_list _all_gather_base".split(),
-        2,
-    )
-)
-_GROUP_POSITION.update(
-    dict.fromkeys(
-        "reduce gather gather_object scatter reduce_scatter reduce_scatter_tensor reduce_scatter_single scatter_object_list "
-        "_reduce_scatter_base".split(),
-        3,
-    )
-)
-"""Position of the argument ``group``, by function."""
+_PEERS = EventField.SOURCE, EventField.DESTINATION
+"""Fields with the peer rank. Their names in the step log, ``src`` and ``dst``, are also those of torch's arguments."""
 _BY_NAME = 99
-"""Larger than the number of arguments of any function: ``group`` can only be a keyword argument."""
+"""Larger than the number of arguments of any function: the argument, if there is one, is given by name."""
 _TENSOR_POSITION = {
     "reduce_scatter_tensor": 1,
     "all_gather_into_tensor": 1,
@@ -62,11 +50,6 @@ _TENSOR_POSITION = {
     "reduce_scatter": 1,
 }
 """Position of the tensor that this rank contributes, if it is not the first argument."""
-_PEER = dict.fromkeys("reduce gather gather_object send isend".split(), EventField.DESTINATION)
-_PEER.update(dict.fromkeys("broadcast broadcast_object_list scatter recv irecv".split(), EventField.SOURCE))
-"""The argument with the peer rank, which follows the tensor. Its name in torch, ``dst`` or ``src``, is also the one in the step
-log."""
-
 _DTYPE = CallField.DTYPE.next_key
 
 _Token = tuple[int, str, int]
@@ -79,31 +62,58 @@ _depth = [0]
 """Nesting depth of collectives on the training thread."""
 
 
-def _before_collective(name: str) -> Before:  # noqa: C901
+def _positions(function: Callable[..., Any]) -> dict[str, int]:
+    """Positions of the arguments of torch's ``function``, by name; empty if unknown. They differ between versions of torch."""
+    try:
+        return {name: position for position, name in enumerate(inspect.signature(function).parameters)}
+    except (TypeError, ValueError):
+        return {}
+
+
+def _peer_of(
+    field: EventField, positions: Mapping[str, int], args: Any, kwargs: Any, group: Any
+) -> int | None:
+    """The peer's rank in the default process group; None if the call does not say it."""
+    for name in (field.value, f"group_{field.value}"):
+        at = positions.get(name, _BY_NAME)
+        rank = args[at] if len(args) > at else kwargs.get(name)
+        if type(rank) is int:
+            return rank if name == field.value or group is None else _global_rank(group, rank)
+    return None
+
+
+def _global_rank(group: Any, rank: int) -> int | None:
+    from torch.distributed import distributed_c10d as c10d
+
+    try:
+        return int(c10d.get_global_rank(group, rank))
+    except ValueError:
+        return None  # torch refuses the call, too
+
+
+def _before_collective(function: Callable[..., Any], name: str) -> Before:  # noqa: C901
     is_barrier = name in _BARRIERS
     kind = EventKind.BARRIER if is_barrier else EventKind.COLLECTIVE
     opening = f'{kind.opening}{_OPERATION}"{name}"{_GROUP}"'
-    group_at = _GROUP_POSITION.get(name, _BY_NAME)
+    positions = _positions(function)
+    group_at, async_at = positions.get("group", _BY_NAME), positions.get("async_op", _BY_NAME)
     tensor_at = _TENSOR_POSITION.get(name, 0)
-    peer = _PEER[name].value if name in _PEER else None
-    peer_key = _PEER[name].next_key if name in _PEER else ""
+    peer_field = next((field for field in _PEERS if field.value in positions), None)
 
     frames_above = _FRAMES_ABOVE - (name in UNDECORATED)
     is_point_to_point = name in POINT_TO_POINT
 
     def recurring(
-        recorder: Recorder, args: Any, kwargs: Any, group: Any, size: int | None, dtype: Any
+        recorder: Recorder, group: Any, is_async: bool, peer: int | None, size: int | None, dtype: Any
     ) -> tuple[Call, str]:
         group_text = group_name(group)
         fields = f'{opening}{group_text}"{recorder.lines.caller(through=True)}'
         if size is not None and not is_barrier:
             fields += f"{_BYTES}{size}"
-        if kwargs.get("async_op"):
+        if is_async:
             fields += _ASYNC
-        if peer is not None:
-            peer_rank = args[1] if len(args) > 1 else kwargs.get(peer)
-            if type(peer_rank) is int:
-                fields += f"{peer_key}{peer_rank}"
+        if peer_field is not None and peer is not None:
+            fields += f"{peer_field.next_key}{peer}"
         dtype_field = "" if dtype is None else f'{_DTYPE}"{str(dtype).rpartition(".")[2]}"'
         return recorder.calls.recurring(
             fields + dtype_field, None if is_point_to_point else group_text
@@ -117,16 +127,18 @@ def _before_collective(name: str) -> Before:  # noqa: C901
             _depth[0] += 1
             return 0, "", -1
         group = args[group_at] if len(args) > group_at else kwargs.get("group")
+        is_async = bool(args[async_at] if len(args) > async_at else kwargs.get("async_op"))
+        peer = None if peer_field is None else _peer_of(peer_field, positions, args, kwargs, group)
         tensor = args[tensor_at] if len(args) > tensor_at else kwargs.get("tensor")
         size, dtype = _bytes(tensor), getattr(tensor, "dtype", None)
         if active.full:
-            call, fields = recurring(recorder, args, kwargs, group, size, dtype)
+            call, fields = recurring(recorder, group, is_async, peer, size, dtype)
         else:
             frame, known = sys._getframe(frames_above), recorder.calls.known
-            key = name, id(frame.f_code), frame.f_lasti, id(group), kwargs.get("async_op"), size, dtype
+            key = name, id(frame.f_code), frame.f_lasti, id(group), is_async, peer, size, dtype
             cached = known.get(key)
             if cached is None:
-                cached = *recurring(recorder, args, kwargs, group, size, dtype), frame.f_code
+                cached = *recurring(recorder, group, is_async, peer, size, dtype), frame.f_code
                 if len(known) < MOST_PLACES:
                     known[key] = cached
             call, fields, _ = cached
@@ -182,7 +194,7 @@ def install(patches: Patches) -> None:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
-    lifetime.depths.append(_depth)
+    lifetime.at_fork.append(lambda: _depth.__setitem__(0, 0))
     for name in DECORATED:
         cell = cell_of(vars(c10d).get(name))
         if cell is not None:
@@ -201,4 +213,4 @@ def install(patches: Patches) -> None:
 
 def _wrapped(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     failed = exception_recorder(Phase.BARRIER if name in _BARRIERS else Phase.COLLECTIVE)
-    return around(function, _PART, _before_collective(name), _after_collective, failed=failed)
+    return around(function, _PART, _before_collective(function, name), _after_collective, failed=failed)
