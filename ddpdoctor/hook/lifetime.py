@@ -17,7 +17,7 @@ from typing import Callable
 from ..rundir import LineField, Spool, accept_workers, reason_of
 from . import environment, guard, rank_document
 from .patching import guarded
-from .profiling import Captures, Sampler, Window, close_left_open, forget_windows
+from .profiling import Captures, Sampler, Window, close_left_open, forget_windows, leave_parents_windows
 from .recording import LAST_SETTINGS_STEP, Session, active
 from .stalls import (
     StatusThread,
@@ -46,9 +46,9 @@ class Services:
 
     def __init__(self, session: Session) -> None:
         self.sampler = Sampler(session)
-        window = Window(session, session.writer)
+        window = Window(session)
         self.at_step = guarded(window.part, window.at_step)
-        self.captures = Captures(session, session.writer, window)
+        self.captures = Captures(session, window)
         self.status_thread = StatusThread(session, self.captures)
 
 
@@ -123,11 +123,6 @@ def _report_uncopied(session: Session) -> None:
     guard.part("end of the job").failed(TimeoutError(record), record, message)
 
 
-def _write_end_status(session: Session) -> None:
-    if session.services is not None:
-        session.services.status_thread.write_end_status()
-
-
 def _stop(session: Session) -> None:
     try:
         _flush(session, ending=True)
@@ -138,8 +133,6 @@ def _stop(session: Session) -> None:
 
 at_fork: list[Callable[[], None]] = []
 """Functions to call in a forked child, to reset state that belongs to calls in progress in the parent."""
-depths: list[list[int]] = []
-"""Counters of nested calls in progress, each in a list of one; set to 0 in a forked child."""
 _PART = guard.part("end of the job")
 
 _may_record_alone: list[bool] = []
@@ -223,8 +216,7 @@ def forget() -> None:
     guard.reset()
     for reset in at_fork:
         reset()
-    for depth in depths:
-        depth[0] = 0
+    leave_parents_windows()
 
 
 def write_end_status(error: BaseException | None = None) -> None:
@@ -232,8 +224,8 @@ def write_end_status(error: BaseException | None = None) -> None:
     if error is not None:
         set_fatal_exception(error)
     session = active.session
-    if session is not None and session.recorder.pid == os.getpid():
-        guarded(_PART, _write_end_status)(session)
+    if session is not None and session.services is not None and session.recorder.pid == os.getpid():
+        guarded(_PART, session.services.status_thread.write_end_status)()
     write_unjoined_end()
 
 

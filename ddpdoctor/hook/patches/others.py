@@ -219,7 +219,7 @@ def install_checkpoints(patches: Patches) -> None:
     """Wrap ``torch.save`` and ``torch.load``, and the functions of ``torch.distributed.checkpoint`` when the job imports it."""
     import torch
 
-    lifetime.depths.append(_depth)
+    lifetime.at_fork.append(lambda: _depth.__setitem__(0, 0))
     for kind, name in ((EventKind.SAVE, "save"), (EventKind.LOAD, "load")):
         original = getattr(torch, name)
         timed = around(original, _CHECKPOINTS, *checkpoint_event(kind))

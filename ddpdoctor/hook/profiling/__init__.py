@@ -8,5 +8,12 @@ their own processes.
 
 from .sampler import Place, Sampler, can_be_read, stack_of
 from .trace_file import flight_recorder
-from .window import Captures, Window, close_left_open, forget_windows, note_user_profiler
+from .window import (
+    Captures,
+    Window,
+    close_left_open,
+    forget_windows,
+    leave_parents_windows,
+    note_user_profiler,
+)
 from .workers import WorkerRecorder

@@ -22,7 +22,7 @@ from .. import environment
 from ..guard import part
 from ..job import job_torch
 from ..patching import guarded
-from ..recording import LAST_SETTINGS_STEP, Session, Writer
+from ..recording import LAST_SETTINGS_STEP, Session
 from .torch_profiler import (
     SETTLE_NS,
     backend_may_write,
@@ -40,7 +40,7 @@ _TOOLS = {
 }
 
 user_profilers: list[str] = []
-"""Profilers that the job has constructed."""
+"""The first profiler that the job has constructed; empty if it has constructed none."""
 
 
 def other_tool() -> str:
@@ -62,9 +62,13 @@ def _python_profiler() -> str:
 
 def note_user_profiler(profiler: Any) -> None:
     """End the windows because the job constructs ``profiler``."""
-    user_profilers.append("the job's own " + type(profiler).__module__ + "." + type(profiler).__qualname__)
+    if not user_profilers:
+        kind = type(profiler)
+        user_profilers.append(f"the job's own {kind.__module__}.{kind.__qualname__}")
     for window in list(windows):
         window._yield_to_user_profiler()
+    if _inherited:
+        close_profiler(_inherited.pop())
 
 
 _PART = part("profiler window")
@@ -77,6 +81,8 @@ written file."""
 
 windows: list[Window] = []
 """Windows of active sessions, and windows that could not be closed."""
+_inherited: list[int] = []
+"""In a forked child, the thread on which a profiler opened by its parent is still on; empty if there is none."""
 
 
 def forget_windows(session: Session) -> None:
@@ -90,15 +96,26 @@ def close_left_open() -> None:
         window._emergency_close()
 
 
+def leave_parents_windows() -> None:
+    """Drop the parent's windows in a forked child. If one is open, the child has inherited the profiler, and would record all
+    its operators into memory that nothing reads. It is closed only if the child needs one of its own, because CUDA's part of it does
+    not work in a forked child."""
+    was_open = bool(_inherited) or any(window._open for window in windows)
+    windows.clear()
+    _inherited.clear()
+    if was_open and profiler_is_on():
+        end_collection()
+        _inherited.append(threading.get_ident())
+
+
 class Window:
     """One profiler window of a recording."""
 
-    def __init__(self, session: Session, writer: Writer, order: CaptureRequest | None = None) -> None:
+    def __init__(self, session: Session, order: CaptureRequest | None = None) -> None:
         """``order`` is the request for a window while the job runs; None for the first window, whose steps are options of
         ``ddpdoctor run``."""
         self.part = _PART
         self._session = session
-        self._writer = writer
         self._number = 0 if order is None else order.number
         self._cancelled = False
         self._steps = (
@@ -134,14 +151,14 @@ class Window:
         else:
             self._state["number"] = order.number
             session.document.setdefault("captures", []).append(self._state)
-            writer.document_changed.set()
+            session.writer.document_changed.set()
         if self._steps is None:
             self._set("skipped", "--no-profile was given")
         windows.append(self)
 
     def _set(self, state: str, why: str | None = None, **more: Any) -> None:
         self._state.update(state=state, why=why or self._state.get("why"), **more)
-        self._writer.document_changed.set()
+        self._session.writer.document_changed.set()
 
     @property
     def is_under_way(self) -> bool:
@@ -329,8 +346,8 @@ class Window:
 class Captures:
     """The windows of a recording. The status thread calls ``follow``, the training thread calls ``finish``."""
 
-    def __init__(self, session: Session, writer: Writer, first: Window) -> None:
-        self._session, self._writer = session, writer
+    def __init__(self, session: Session, first: Window) -> None:
+        self._session = session
         self._windows: list[Window] = [first]
         self._answered = 0
 
@@ -356,7 +373,7 @@ class Captures:
             self._answered = order.request
             why = self._refusal(order)
             if why is None:
-                newest = Window(self._session, self._writer, order)
+                newest = Window(self._session, order)
                 self._windows.append(newest)
                 self._session.stepping.on_step.append(guarded(newest.part, newest.at_step))
             self._session.spool.keep_document(

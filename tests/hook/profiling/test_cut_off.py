@@ -23,8 +23,9 @@ def opened(monkeypatch):
     monkeypatch.setattr(window, "windows", [])
     monkeypatch.setenv("DDPDOCTOR_PROFILE_STEPS", "10:15")
     recorder = SimpleNamespace(always_full=True, marks=[], step=74)
-    session = SimpleNamespace(document={}, recorder=recorder)
-    made = window.Window(session, SimpleNamespace(document_changed=threading.Event()))
+    writer = SimpleNamespace(document_changed=threading.Event())
+    session = SimpleNamespace(document={}, recorder=recorder, writer=writer)
+    made = window.Window(session)
     made._open, made._opener, made._ended = True, threading.get_ident(), 1
     made._state.update(state="open", steps=[10, 15])
     return made, session.document["window"]
