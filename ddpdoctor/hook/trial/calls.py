@@ -150,19 +150,22 @@ def _make_instant(trial: Trial, patches: Patches) -> None:
     iterator = dataloader._BaseDataLoaderIter
     original = iterator.__next__
     kept: dict[int, list[Any]] = {}
-    given: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     @functools.wraps(original)
     def following(self: Any) -> Any:
-        number = given.get(self, 0)
-        given[self] = number + 1
+        length = _batches_of(self)
+        if length is None:
+            trial.not_applicable("loader.instant", "the loader does not know its number of batches")
+            return original(self)
         batches = kept.setdefault(_loader_id(self), [])
         if len(batches) < _BATCHES_KEPT:
             batches.append(original(self))
             return batches[-1]
-        length = _batches_of(self)
-        if length is not None and number >= length:
+        # torch sets it to 0 when a loop begins, also if the iterator is that of the loop before.
+        number = self._num_yielded
+        if number >= length:
             raise StopIteration
+        self._num_yielded = number + 1
         trial.set_to("loader.instant", False, True)
         return batches[number % _BATCHES_KEPT]
 
