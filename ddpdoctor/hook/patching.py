@@ -155,15 +155,16 @@ def skip_module(module: types.ModuleType) -> None:
         for member in members:
             function = getattr(member, "fget", None) or getattr(member, "__func__", member)
             if type(function) is types.FunctionType:
-                for code in _nested_codes(function.__code__):
+                for code in nested_codes(function.__code__):
                     _skip(code)
 
 
-def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def nested_codes(code: CodeType) -> Iterator[CodeType]:
+    """``code`` and the code of all functions defined in it."""
     yield code
     for constant in code.co_consts:
-        if type(constant) is types.CodeType:
-            yield from _nested_codes(constant)
+        if type(constant) is CodeType:
+            yield from nested_codes(constant)
 
 
 def _skip(code: types.CodeType) -> None:
@@ -255,7 +256,9 @@ def _handlers() -> set[CodeType]:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """The code of a function, method, partial or callable object."""
+    """The code of a function, method, partial or callable object; None for ``signal.SIG_DFL`` and the like."""
+    if isinstance(handler, int):
+        return None
     for _ in range(4):
         code = getattr(handler, "__code__", None)
         if isinstance(code, CodeType):

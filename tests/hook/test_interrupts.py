@@ -12,6 +12,7 @@ import pytest
 
 from ddpdoctor.hook.guard import Part
 from ddpdoctor.hook.patching import around, guarded
+from ddpdoctor.rundir import EventKind
 
 
 class WorkerKilledError(RuntimeError):
@@ -92,4 +93,11 @@ def test_another_threads_error_is_no_handlers(handled, capsys) -> None:
     thread = threading.Thread(target=callback)
     thread.start()
     thread.join()
+    assert part.errors == 1
+
+
+def test_an_error_of_ours_below_a_constructor_is_not_that_of_a_default_handler(capsys) -> None:
+    """Python describes ``SIG_DFL`` as a member of an enumeration, whose class is called, too."""
+    part = Part("a part of this test")
+    assert around(lambda: 5, part, lambda *_: EventKind("no kind"))() == 5
     assert part.errors == 1
