@@ -164,7 +164,7 @@ SUBPACKAGE_IMPORTS: dict[str, dict[str, tuple[str, ...]]] = {
         "finder": (),
         "guard": (),
         "patching": ("guard",),
-        "job": (),
+        "job": ("patching",),
         "recording": ("job", "patching", "guard"),
         "profiling": ("recording", "job", "patching", "guard", "environment"),
         "rank_document": ("recording", "job", "guard"),

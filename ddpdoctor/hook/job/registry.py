@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import UserDict
-from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, Callable, Generic, Optional, TypeVar
 
+from ..patching import is_from_job_handler, nested_codes
 from .source_lines import HIDDEN, USER, CodeKinds, Lines, Place
 
 MOST_LISTED = 256
@@ -75,33 +75,55 @@ _DEEPEST_BATCH = 4
 
 
 def batch_size(batch: Any) -> int | None:
-    """The first dimension of the first tensor in a batch; the length of a plain list of numbers or strings; otherwise None."""
+    """The first dimension of the first tensor in a batch; the length of a plain list of numbers or strings; None if there is none,
+    or if the batch's own code raises an exception."""
+    return _unless_it_raises(_batch_size, batch)
+
+
+def _unless_it_raises(read: Callable[[Any], int | None], value: Any) -> int | None:
+    """``read(value)``; None if the code of the job's classes raises an exception. One of a signal handler of the job is passed on."""
+    try:
+        return read(value)
+    except Exception as error:
+        if is_from_job_handler(error):
+            raise
+        return None
+
+
+def _batch_size(batch: Any) -> int | None:
     for _ in range(_DEEPEST_BATCH):
-        shape = getattr(batch, "shape", None)
-        if shape is not None:
-            return int(shape[0]) if len(shape) else None
-        if hasattr(batch, "values") and hasattr(batch, "keys"):
-            values = batch.values() if callable(batch.values) else ()
-            batch = next(iter(values), None)
-        elif isinstance(batch, (list, tuple)) and batch:
+        if isinstance(batch, (list, tuple)):
+            if not batch:
+                return None
             if isinstance(batch[0], (int, float, str, bytes)):
                 return len(batch)
             batch = batch[0]
-        else:
+            continue
+        shape = None if isinstance(batch, dict) else getattr(batch, "shape", None)
+        if isinstance(shape, tuple):
+            return int(shape[0]) if shape else None
+        if not (hasattr(batch, "values") and hasattr(batch, "keys")):
             return None
+        values = batch.values() if callable(batch.values) else ()
+        batch = next(iter(values), None)
     return None
 
 
-def input_elements(values: Any, nested: int = 2) -> int:
-    """Number of elements of all tensors in the arguments, including those in lists and dictionaries."""
+def input_elements(values: Any) -> int | None:
+    """Number of elements of all tensors in the arguments, including those in lists and dictionaries; None if their own code raises an
+    exception."""
+    return _unless_it_raises(_elements, values)
+
+
+def _elements(values: Any, nested: int = 2) -> int:
     total = 0
     for value in values:
         if hasattr(value, "numel"):
             total += int(value.numel())
         elif nested and type(value) in (list, tuple):
-            total += input_elements(value, nested - 1)
+            total += _elements(value, nested - 1)
         elif nested and hasattr(value, "values") and hasattr(value, "keys") and callable(value.values):
-            total += input_elements(value.values(), nested - 1)
+            total += _elements(value.values(), nested - 1)
     return total
 
 
@@ -163,7 +185,8 @@ def _class_uses_worker_info(owner: type) -> bool:
         return False
     module_names: dict[str, Any] = vars(sys.modules.get(owner.__module__, object))  # type: ignore[assignment]
     for member in vars(owner).values():
-        for code in _nested_codes(_code_of(member)):
+        own = _code_of(member)
+        for code in () if own is None else nested_codes(own):
             called = [_code_of(module_names.get(name)) for name in code.co_names]
             if any(_WORKER_INFO in each.co_names for each in (code, *called) if each is not None):
                 return True
@@ -173,15 +196,6 @@ def _class_uses_worker_info(owner: type) -> bool:
 def _code_of(function: Any) -> Any:
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return code if type(code) is CodeType else None
-
-
-def _nested_codes(code: Any) -> Iterator[CodeType]:
-    if code is None:
-        return
-    yield code
-    for constant in code.co_consts:
-        if type(constant) is CodeType:
-            yield from _nested_codes(constant)
 
 
 _Place = tuple[CodeType, int, tuple[Place, ...]]
