@@ -89,6 +89,7 @@ def test_workers_and_bucket_views_leave_every_bit_as_it_was(tmp_path):
         ({"ddp.comm_hook": "fp16"}, ["--own-hook"], "hook of its own"),
         pytest.param({"ddp.comm_hook": "bf16"}, [], "NCCL", marks=WITHOUT_NCCL),
         ({"ddp.accumulate": True}, [], "one backward"),
+        ({"torch.matmul_precision": "high"}, ["--own-precision"], "RuntimeError"),
     ],
 )
 def test_what_cannot_be_changed_is_refused_and_the_job_left_as_it_is(tmp_path, setting, arguments, why):

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 tried.py [--iterable | --sharded] [--own-hook] [--micro 2] [--barrier] [--batches N]
         [--wait-ms M | --busy-ms M] [--iterable-on 1] [--second] [--no-loader] [--draws item | worker | sampler]
-        [--short-on 1 [--join]]
+        [--short-on 1 [--join]] [--own-precision]
 
 At its end it writes END into its working directory, which no trial may reach.
 """
@@ -75,7 +75,7 @@ class Sharded(IterableDataset):
 def main() -> None:
     parser = argparse.ArgumentParser()
     switches = ("--iterable", "--sharded", "--own-hook", "--barrier", "--fails-with-workers", "--second")
-    for switch in (*switches, "--no-loader", "--join"):
+    for switch in (*switches, "--no-loader", "--join", "--own-precision"):
         parser.add_argument(switch, action="store_true")
     parser.add_argument("--iterable-on", type=int)
     parser.add_argument("--short-on", type=int)
@@ -85,6 +85,10 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=400)
     parser.add_argument("--wait-ms", type=float, default=0.0)
     options = parser.parse_args()
+    if options.own_precision:
+        torch.backends.cuda.matmul.fp32_precision = (
+            "tf32"  # after which torch names no precision of all backends
+        )
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))

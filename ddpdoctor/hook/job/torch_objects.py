@@ -23,7 +23,7 @@ def torch_settings() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "nccl": _nccl_version(),
         "threads": {"torch": torch.get_num_threads(), "interop": torch.get_num_interop_threads(), "omp": os.environ.get("OMP_NUM_THREADS")},
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_precision": _matmul_precision(),
         "compiled": "torch._inductor.compile_fx" in sys.modules,
         "deepspeed": "deepspeed" in sys.modules,
         "frameworks": _frameworks(),
@@ -56,6 +56,14 @@ def _version(module: Any) -> str:
         return str(object.__getattribute__(module, "__dict__").get("__version__", ""))
     except Exception:
         return ""
+
+
+def _matmul_precision() -> str | None:
+    """torch refuses to name it if the job has set the precision of a single backend (``torch.backends.cuda.matmul.fp32_precision``)."""
+    try:
+        return str(job_torch().get_float32_matmul_precision())
+    except Exception:
+        return None
 
 
 def _nccl_version() -> str | None:

@@ -40,8 +40,6 @@ def install(patches: Patches) -> None:
 
     def begin(session: Session) -> None:
         session.document["trial"] = trial.document
-        request.apply_in_rank(trial)
-        ending.share_temporary_folder()
         before = session.stepping.at_every_step
         block_ends = set(accumulate(block["steps"] for block in trial.blocks))
 
@@ -56,5 +54,7 @@ def install(patches: Patches) -> None:
 
         session.stepping.at_every_step = guarded(part("trial"), at_step)
         session.stepping.needs_every_step = True
+        request.apply_in_rank(trial)
+        ending.share_temporary_folder()
 
     lifetime.at_start.append(begin)

@@ -137,13 +137,12 @@ def apply_in_rank(trial: Trial) -> None:
     """Apply the settings after the process group exists. If the script changes one later, that change stays and is reported."""
     for name, (get, change) in _SWITCHES.items():
         if name in trial.settings:
-            was = get()
             try:
+                was = get()
                 change(trial.settings[name])
+                trial.set_to(name, was, get())
             except Exception as error:
                 trial.refuse(name, f"{type(error).__name__}: {error}")
-                continue
-            trial.set_to(name, was, get())
 
 
 def read_again(trial: Trial) -> None:
@@ -151,4 +150,7 @@ def read_again(trial: Trial) -> None:
     for name, (get, _) in _SWITCHES.items():
         change = trial.changes.get(name)
         if change is not None and change["state"] == "applied":
-            trial.set_to(name, change["was"], get())
+            try:
+                trial.set_to(name, change["was"], get())
+            except Exception as error:
+                trial.refuse(name, f"{type(error).__name__}: {error}")
