@@ -19,7 +19,8 @@ from ..patching import Patches
 from .request import Trial
 
 _PART = part("trial")
-SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers")
+SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "timeout")
+"""Settings of a loader that depend on the number of workers."""
 
 
 class IteratorReplacer:
@@ -44,7 +45,7 @@ class IteratorReplacer:
     def note_loop(self, loader: Any, iterator: Any) -> None:
         """Note that a loop begins to iterate over a loader. With ``persistent_workers``, the same iterator serves loop after loop."""
         if loader not in self._settings:
-            self._settings[loader] = {name: getattr(loader, name) for name in SETTINGS}
+            self._settings[loader] = _settings_of(loader)
         self._loaders[iterator] = ref(loader)
         self._current.pop(iterator, None)
         self._blocks[iterator] = -1
@@ -77,14 +78,17 @@ class IteratorReplacer:
             return
         wanted = {**self._settings[loader], **self._wanted_settings()}
         if not wanted["num_workers"]:
-            wanted.update(prefetch_factor=None, persistent_workers=False)
+            wanted.update(prefetch_factor=None, persistent_workers=False, timeout=0)
         elif wanted["prefetch_factor"] is None:
             wanted["prefetch_factor"] = 2
-        old = self._current.get(iterator, iterator)
-        if {name: getattr(loader, name) for name in SETTINGS} != wanted:
-            for name, value in wanted.items():
-                object.__setattr__(loader, name, value)  # the loader's own __setattr__ refuses some
-            self._current[iterator] = new = _resumed_iterator(loader, old)
+        old, before = self._current.get(iterator, iterator), _settings_of(loader)
+        if before != wanted:
+            try:
+                _change(loader, wanted)
+                self._current[iterator] = new = _resumed_iterator(loader, old)
+            except BaseException:
+                _change(loader, before)
+                raise
             if hasattr(old, "_shutdown_workers"):
                 old._shutdown_workers()
             if getattr(loader, "_iterator", None) is old:
@@ -98,6 +102,15 @@ class IteratorReplacer:
         block = self._trial.document["blocks"][self.block]
         if block["state"] != "refused":
             block.update(state=state, why=why)
+
+
+def _settings_of(loader: Any) -> dict[str, Any]:
+    return {name: getattr(loader, name) for name in SETTINGS}
+
+
+def _change(loader: Any, settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        object.__setattr__(loader, name, value)  # the loader's own __setattr__ refuses some
 
 
 class _ResumedSampler:

@@ -97,6 +97,31 @@ def test_a_stream_is_refused_and_goes_on(walking):
     assert "Stream is iterable" in trial.document["blocks"][0]["why"]
 
 
+class OneWorker(DataLoader):
+    """A loader of the job that works with one worker only."""
+
+    def _get_iterator(self):
+        if self.num_workers != 1:
+            raise RuntimeError("this loader has one worker")
+        return super()._get_iterator()
+
+
+def test_a_loader_that_cannot_be_changed_goes_on_as_it_was(walking):
+    trial = walking({}, TWO, {})
+    loader = OneWorker(Items(), batch_size=40, num_workers=1)
+    assert workers_of(trained(trial, loader, epochs=9)) == [{1}] * 3
+    assert states(trial)[1] == "refused" and "one worker" in trial.document["blocks"][1]["why"]
+    assert loader.num_workers == 1
+
+
+def test_a_loader_without_workers_has_no_timeout(walking):
+    """torch refuses to iterate over one that has."""
+    trial = walking({}, {"loader.num_workers": 0}, {})
+    loader = DataLoader(Items(), batch_size=40, num_workers=1, timeout=60)
+    assert workers_of(trained(trial, loader, epochs=9)) == [{1}, {-1}, {1}]
+    assert states(trial) == ["applied"] * 3 and loader.timeout == 60
+
+
 def test_without_blocks_loaders_are_left_alone(walking):
     begin = DataLoader.__iter__
     patches = Patches()
