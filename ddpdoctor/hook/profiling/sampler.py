@@ -238,8 +238,10 @@ class Sampler:
             samples, self._samples = self._samples, []
             dense, self._dense_samples = self._dense_samples, []
             dense_ns, self._dense_ns = self._dense_ns, 0
-            pending = "".join(self._pending)
-            self._pending.clear()
+            # The sampling thread may add lines in the meantime.
+            count = len(self._pending)
+            pending = "".join(self._pending[:count])
+            del self._pending[:count]
             self._since = time.monotonic()
             if samples:
                 pending += f"{_rows(samples, LineField.SAMPLES)}}}\n"
