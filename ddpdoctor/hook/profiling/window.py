@@ -67,8 +67,7 @@ def note_user_profiler(profiler: Any) -> None:
         user_profilers.append(f"the job's own {kind.__module__}.{kind.__qualname__}")
     for window in list(windows):
         window._yield_to_user_profiler()
-    if _inherited:
-        close_profiler(_inherited.pop())
+    _close_inherited()
 
 
 _PART = part("profiler window")
@@ -94,18 +93,22 @@ def close_left_open() -> None:
     """Close any open profiler at the end of the process."""
     for window in windows:
         window._emergency_close()
+    _close_inherited()
 
 
 def leave_parents_windows() -> None:
     """Drop the parent's windows in a forked child. If one is open, the child has inherited the profiler, and would record all
-    its operators into memory that nothing reads. It is closed only if the child needs one of its own, because CUDA's part of it does
-    not work in a forked child."""
-    was_open = bool(_inherited) or any(window._open for window in windows)
-    windows.clear()
-    _inherited.clear()
-    if was_open and profiler_is_on():
+    its operators into memory that nothing reads. It is closed only at the child's end, or for a profiler of its own, because
+    CUDA's part of it does not work in a forked child."""
+    if (_inherited or any(window._open for window in windows)) and profiler_is_on():
         end_collection()
-        _inherited.append(threading.get_ident())
+        _inherited[:] = [threading.get_ident()]
+    windows.clear()
+
+
+def _close_inherited() -> None:
+    if _inherited:
+        close_profiler(_inherited.pop())
 
 
 class Window:
