@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from ddpdoctor.hook.job import torch_settings
 
@@ -40,3 +41,14 @@ def test_no_module_of_the_job_is_executed(tmp_path: Path, monkeypatch: pytest.Mo
         "accelerate": "1.2",
         "ignite": "",
     }
+
+
+def test_settings_are_read_if_torch_names_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses to once the precision of a single backend is set."""
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("this torch has one precision for all backends")
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
+    with pytest.raises(RuntimeError):
+        torch.get_float32_matmul_precision()
+    found = torch_settings()
+    assert found["matmul_precision"] is None and found["torch"] == torch.__version__
