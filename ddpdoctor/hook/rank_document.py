@@ -52,7 +52,6 @@ def at_start(session: Session) -> dict[str, Any]:
         "process_groups": [], "ddp": [], "loaders": [], "optimizers": [],
         "data_parallel": False, "fsdp": False, "autocast": None,
         "environment": recorded_environment(os.environ),
-        "notes": [],
     }  # fmt: skip
     _fill(document, torch_settings)
     _fill(document, device)

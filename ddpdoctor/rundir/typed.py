@@ -131,7 +131,6 @@ RANK: Mapping[str, Check] = {
     "window": _object_with(state=_text, why=_text),
     "captures": _list_of(_object_with(number=_count, state=_text, why=_text, steps=_list_of(_count))),
     "hook": _object_with(errors=_list_of(_text)),
-    "notes": _list_of(_text),
 }
 
 TELEMETRY_HEADER: Mapping[str, Check] = {

@@ -34,15 +34,15 @@ in the calls page."""
 class LastBackward:
     """The last backward. The next one is usually called from the same line and reduces the same model."""
 
-    __slots__ = ("at", "call", "code", "is_method", "model", "where")
+    __slots__ = ("at", "call", "code", "is_method", "model")
 
-    def __init__(self, frame: FrameType, call: Call, model: weakref.ref[Any], where: str) -> None:
+    def __init__(self, frame: FrameType, call: Call, model: weakref.ref[Any]) -> None:
         """``frame`` called ``torch.autograd.backward``. It is ``Tensor.backward`` or the caller's own frame."""
         caller = frame.f_back
         self.is_method = frame.f_code is _TENSOR_BACKWARD and caller is not None
         called = caller if self.is_method and caller is not None else frame
         self.code, self.at = called.f_code, called.f_lasti
-        self.call, self.model, self.where = call, model, where
+        self.call, self.model = call, model
 
 
 def _fast_wrapper(original: Callable[..., Any]) -> Callable[..., Any]:  # noqa: C901
@@ -131,7 +131,7 @@ def _begin_reduction(current: Session, frame: FrameType) -> tuple[str, int]:
     if model is None:
         return where, -1
     call = calls.recurring(f'{_REDUCING}"{model.group}"{where}', model.group)
-    current.backward.last = LastBackward(frame, call, model.ref, where)
+    current.backward.last = LastBackward(frame, call, model.ref)
     return where, calls.begin(call, current.recorder.step, by_ddp=True)
 
 

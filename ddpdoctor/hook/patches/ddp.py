@@ -29,7 +29,7 @@ the training thread."""
 
 
 def _before_data_parallel(args: Any, kwargs: Any) -> None:
-    data_parallel_built.append(True)
+    data_parallel_built[:] = [True]
 
 
 def _before_timed_forward(args: Any, kwargs: Any) -> _TimedForward | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import sys
 import tempfile
@@ -185,7 +184,4 @@ def _header(session: Session) -> dict[str, Any]:
         part("process groups").failed(error)
     identity = {"rank": session.rank, "world_size": session.world_size, "host": session.document.get("host"), "pid": os.getpid(),
             "time_ns": time.time_ns(), "perf_counter_ns": time.perf_counter_ns()}  # fmt: skip
-    header: dict[str, Any] = json.loads(
-        json.dumps({"distributedInfo": info, "ddpdoctor": identity}, default=str)
-    )
-    return header
+    return {"distributedInfo": info, "ddpdoctor": identity}

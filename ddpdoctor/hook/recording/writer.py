@@ -7,7 +7,6 @@ cluster, this thread copies, and the training thread does not wait for it.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -131,8 +130,7 @@ class Writer:
             session.recorder.write_brief_steps()
             dropped, self._dropped = self._dropped, session.spool.dropped
             if session.spool.restore() or changed or dropped != self._dropped:
-                data = json.dumps(self._current_document(), separators=(",", ":"), default=str)
-                session.spool.keep(RANK_FILE, data.encode())
+                session.spool.keep_document(RANK_FILE, self._current_document())
             if ending:
                 session.spool.close()
         except Exception as error:

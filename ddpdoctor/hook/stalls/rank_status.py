@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from ...rundir import EventField, Phase
-from ..job import CodeKinds, place_of
+from ..job import place_of
 from ..patching import UNCOUNTED_FILE
 from ..profiling import Place, can_be_read, flight_recorder, stack_of
 from ..recording import MOST_FRAMES_WRITTEN, Frame, Session, exception_document
@@ -163,8 +163,6 @@ class RankStatus:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._kinds = CodeKinds()
-        """Separate from the training thread's, which other threads must not change."""
         self.errors: list[str] = []
 
     def counts(self, schema: str) -> dict[str, Any]:
@@ -187,14 +185,15 @@ class RankStatus:
 
     def document(self, schema: str) -> dict[str, Any]:
         """The status with the training thread's phase and stack."""
-        places = stack_of(self._session.recorder.thread) if can_be_read() else []
+        recorder = self._session.recorder
+        places = stack_of(recorder.thread) if can_be_read() else []
         evaluating = self.evaluates()
         return {
             **self.counts(schema),
             "phase": _phase(places, evaluating).value,
             "evaluating": evaluating,
             "frames": frames_of(places),
-            "user": frames_of(self._kinds.user_items((place[0], place) for place in places)),
+            "user": frames_of(recorder.kinds.user_items((place[0], place) for place in places)),
         }
 
     def phase(self) -> Phase | None:
@@ -220,7 +219,7 @@ class RankStatus:
 
     def evaluates(self) -> bool:
         """Whether all models of the job are in evaluation mode."""
-        listed = islice(list(self._session.models.known.listed), MOST_THREADS)
+        listed = list(self._session.models.known.listed)
         alive = [model for model in (reference() for reference, _ in listed) if model is not None]
         return bool(alive) and not any(getattr(model, "training", True) for model in alive)
 

@@ -102,8 +102,6 @@ def _ddp_arguments(trial: Trial, given: _Given) -> dict[str, Any]:
 def _read_ddp(ddp: Any, name: str) -> Any:
     if name == "bucket_cap_mb":
         return ddp.bucket_bytes_cap / _MB
-    if name == "broadcast_buffers":
-        return bool(ddp.broadcast_buffers)
     return bool(getattr(ddp, name))
 
 

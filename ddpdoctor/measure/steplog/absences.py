@@ -117,13 +117,12 @@ def _short_log_notes(logs: Sequence[RankLog]) -> list[Note]:
 
 
 def _recorded_sentences(log: RankLog) -> list[str]:
-    """Notes and errors that the rank itself recorded."""
+    """Errors that the rank itself recorded."""
     info = log.record.info
     why = (info.get("window") or {}).get("why") if _window_state(log) in ("skipped", "failed") else None
     lost = None if _saved_captures(log) else why
     errors = (info.get("hook") or {}).get("errors") or []
     return [
-        *(info.get("notes") or []),
         # The error that prevented the window is recorded in both places; report it once.
         *(error for error in errors if error != lost),
         *([f"not profiled ({lost})"] if lost else []),

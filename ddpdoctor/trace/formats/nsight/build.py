@@ -260,10 +260,6 @@ class EventTable(ColumnParts):
         ids[at] = self._names.ids([shapes[row] for row in at])
         return ids
 
-    def name(self, text: str) -> int:
-        """Id of a name. New names are added."""
-        return self._names[text]
-
     @property
     def threads(self) -> dict[int, int]:
         """Global thread id → lane."""
