@@ -43,12 +43,17 @@ def test_no_module_of_the_job_is_executed(tmp_path: Path, monkeypatch: pytest.Mo
     }
 
 
-def test_settings_are_read_if_torch_names_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_read_if_torch_names_no_precision() -> None:
     """It refuses to once the precision of a single backend is set."""
-    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+    backend = torch.backends.cuda.matmul
+    before = getattr(backend, "fp32_precision", None)
+    if before is None:
         pytest.skip("this torch has one precision for all backends")
-    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
-    with pytest.raises(RuntimeError):
-        torch.get_float32_matmul_precision()
-    found = torch_settings()
+    try:
+        backend.fp32_precision = "tf32"
+        with pytest.raises(RuntimeError):
+            torch.get_float32_matmul_precision()
+        found = torch_settings()
+    finally:
+        backend.fp32_precision = before
     assert found["matmul_precision"] is None and found["torch"] == torch.__version__
