@@ -27,3 +27,13 @@ def test_a_text_that_was_cut_anywhere_is_read_as_far_as_it_goes():
         stack = faulting_thread(CRASH[:end])
         assert len(stack) <= len(whole)
         assert fatal_signal(CRASH[:end]) in (None, fatal_signal(CRASH))
+
+
+def test_lines_of_the_code_that_records_are_not_the_jobs():
+    package = "/job/tools/ddpdoctor"
+    frames = "".join(
+        f'  File "{package}/{file}", line 7 in write\n' for file in ("rundir/spool.py", "hook/patching.py")
+    )
+    assert innermost_line(
+        CRASH.partition("  File")[0] + frames + '  File "/job/train.py", line 9 in main\n'
+    ) == ("train.py:9 (main)")

@@ -6,6 +6,8 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+from ddpdoctor import demo, rundir
+from ddpdoctor.hook import guard
 from ddpdoctor.hook.job import CodeKinds, Lines
 
 
@@ -25,6 +27,11 @@ LIBRARY = code("/venv/lib/python3.11/site-packages/some_trainer/loop.py", "loop"
 def defined():
     documents: list[str] = []
     return Lines(CodeKinds(), documents.append), documents
+
+
+def test_the_code_that_records_is_hidden_and_the_demo_is_not():
+    stack = [(code(module.__file__, "write"), module) for module in (guard, rundir, demo)]
+    assert CodeKinds().innermost(stack) is demo
 
 
 def way(documents, number):
