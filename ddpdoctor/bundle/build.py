@@ -21,7 +21,7 @@ from ddpdoctor.written import BUNDLE, WrittenFolder, is_stdout, write_file
 
 _PACKAGE = Path(ddpdoctor.__file__).parent
 _INCLUDED = (
-    *("__init__.py", "deferred.py", "errors.py", "parentdeath.py", "plain.py", "streams.py"),
+    *("__init__.py", "deferred.py", "errors.py", "plain.py", "process.py"),
     *("hook", "rundir", "launch", "telemetry"),
     *("bundle/__init__.py", "bundle/recording.py"),
 )

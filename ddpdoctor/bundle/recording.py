@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import Outcome, asked_options, run_job
 from ddpdoctor.plain import plain
-from ddpdoctor.streams import flush_stdout, prepare_streams
+from ddpdoctor.process import flush_stdout, prepare_streams
 
 Option = Mapping[str, Any]
 """``field``, ``names``, ``kind`` (``flag``, ``text``, ``path``, ``integer``, ``number``, ``choice``), ``default``, and optionally

@@ -19,7 +19,7 @@ from typing import NoReturn
 import psutil
 
 from ddpdoctor.launch.helper import prefer_for_oom_kill
-from ddpdoctor.parentdeath import die_with_parent
+from ddpdoctor.process import die_with_parent
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _GRACE_S = 0.5

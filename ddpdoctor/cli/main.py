@@ -14,7 +14,7 @@ import click
 import ddpdoctor
 from ddpdoctor.errors import DdpDoctorError, did_you_mean
 from ddpdoctor.plain import plain, plain_lines
-from ddpdoctor.streams import flush_stdout, prepare_streams
+from ddpdoctor.process import flush_stdout, prepare_streams
 
 VERBS = {
     "run": "Run a job unchanged, record its ranks, and diagnose it",

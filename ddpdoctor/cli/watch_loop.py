@@ -22,8 +22,8 @@ from ddpdoctor.cli.session import configured
 from ddpdoctor.cli.watch_view import LiveVerdict, View, frame
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.process import is_readable
 from ddpdoctor.rundir import present_ranks, recover
-from ddpdoctor.streams import is_readable
 from ddpdoctor.telemetry import LiveRun, Sample, metrics_server, page_of
 
 MIN_PAUSE_S = 5.0

@@ -167,15 +167,17 @@ def _ranks_of_costs(tree: dict[str, Any], rule: Rule) -> set[int]:
 def _without_reported_ranks(
     tree: dict[str, Any], rule: Rule, hits: list[RuleHit], suppressed_ranks: Collection[int]
 ) -> dict[str, Any]:
-    """The facts, in which the list ``rule.ranks`` lacks the ranks that the cost of another finding explains, or that a suppressed rule
-    would have reported."""
-    # A pause, more memory or a narrow link do not show why a rank is late.
-    explaining = [hit.finding for hit in hits if hit.is_in_ordinary_steps]
-    reported = {rank for finding in explaining for rank in finding.ranks or ()} | set(suppressed_ranks)
+    """The facts, in which the list ``rule.ranks`` lacks ranks whose lateness another finding explains (an event, such as a pause, only if
+    they are late in less than half of the steps), or that a suppressed rule would have reported."""
     group, _, name = (rule.ranks or "").partition(".")
-    ranks = facts_view.lookup(tree, rule.ranks or "")
-    if not ranks:
+    if not (ranks := facts_view.lookup(tree, rule.ranks or "")):
         return tree
+    seen, late_steps = tree[group].get("steps_seen") or 0, tree[group].get("late_steps") or {}
+    seldom = [rank for rank in ranks if 2 * late_steps.get(str(rank), seen) < seen]
+    reported = set(suppressed_ranks)
+    for hit in hits:
+        explained = ranks if hit.is_in_ordinary_steps else seldom if hit.rule.event else ()
+        reported.update(set(explained).intersection(hit.finding.ranks or ()))
     return tree | {group: tree[group] | {name: [rank for rank in ranks if rank not in reported]}}
 
 

@@ -25,7 +25,7 @@ import psutil
 
 from ddpdoctor.hook.environment import RUN, TRIAL
 from ddpdoctor.measure.numerics import Array
-from ddpdoctor.parentdeath import die_with_parent
+from ddpdoctor.process import die_with_parent
 from ddpdoctor.rundir import (
     STEPS_FILE,
     LineField,

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ddpdoctor.parentdeath import PR_GET_PDEATHSIG, die_with_parent
 from ddpdoctor.plain import plain
+from ddpdoctor.process import PR_GET_PDEATHSIG, die_with_parent
 from ddpdoctor.telemetry import procfs
 
 if TYPE_CHECKING:

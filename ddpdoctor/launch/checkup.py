@@ -24,7 +24,7 @@ import psutil
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.hook.environment import HookOptions, job_environment
 from ddpdoctor.launch.directory import RUNS_FOLDER
-from ddpdoctor.streams import is_readable
+from ddpdoctor.process import is_readable
 from ddpdoctor.telemetry import HostSampler, NvmlSampler
 from ddpdoctor.telemetry.host import Cgroup
 

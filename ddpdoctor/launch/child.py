@@ -38,7 +38,7 @@ from ddpdoctor.launch.alone import (
 )
 from ddpdoctor.launch.helper import close_inherited_files
 from ddpdoctor.launch.leftovers import GRACE_S
-from ddpdoctor.parentdeath import die_with_parent
+from ddpdoctor.process import die_with_parent
 from ddpdoctor.telemetry.procfs import signals_in
 
 _SI_KERNEL = 0x80

@@ -30,13 +30,13 @@ from ddpdoctor.launch.helper import JOB_ENDED, AnalysisProcess, send
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.rankwatch import Activity, HostWatchedRanks, WatchedRank, is_silent
 from ddpdoctor.launch.unjoined import UnjoinedRank, UnjoinedRanks
+from ddpdoctor.process import is_readable
 from ddpdoctor.rundir.files import read_json
 from ddpdoctor.rundir.host_files import HANG_MONITOR, HostLock, host_document, keep_host_document
 from ddpdoctor.rundir.layout import ASKED_FILE, ENDS_FILE, STALL_FILE, STANDING_FILE
 from ddpdoctor.rundir.liveness import boot_id
 from ddpdoctor.rundir.requests import ask, new_request
 from ddpdoctor.rundir.stops import ENDS_SCHEMA, STALL_SCHEMA, Standstill
-from ddpdoctor.streams import is_readable
 from ddpdoctor.telemetry.procfs import process_document
 
 PERIOD_S = 1.0

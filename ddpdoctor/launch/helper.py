@@ -18,8 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddpdoctor.parentdeath import die_with_parent
-from ddpdoctor.streams import is_readable
+from ddpdoctor.process import die_with_parent, is_readable
 from ddpdoctor.telemetry import procfs
 
 Beat = Callable[[], None]

@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ddpdoctor.launch.oomkills import OomKills
+from ddpdoctor.process import is_readable
 from ddpdoctor.rundir.files import read_bounded, read_json
 from ddpdoctor.rundir.heartbeat import Beat, HeartbeatReader
 from ddpdoctor.rundir.layout import FAULTS_FILE, PROGRESS_FILE, parse_spool_name
@@ -24,9 +24,8 @@ from ddpdoctor.rundir.liveness import writer_of
 from ddpdoctor.rundir.packages import says_gil_is_held
 from ddpdoctor.rundir.spool import may_change_unseen, spools_in
 from ddpdoctor.rundir.stepevents import OWN_PHASES, WAITING_PHASES, Phase, waits_for_others
-from ddpdoctor.streams import is_readable
 from ddpdoctor.telemetry import procfs
-from ddpdoctor.telemetry.host import Cgroup
+from ddpdoctor.telemetry.host import Cgroup, OomKills
 from ddpdoctor.telemetry.procfs import Meter
 
 _SILENT_S = 5.0

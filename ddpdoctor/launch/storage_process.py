@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.launch.helper import JOB_ENDED, POLL_S, HelperProcess, heartbeat_to, send
 from ddpdoctor.launch.leftovers import HostRanks, drain_stale_spools, stale_roots
 from ddpdoctor.launch.options import RunOptions
+from ddpdoctor.process import is_readable
 from ddpdoctor.rundir.compaction import DiskBudget, rank_budget
 from ddpdoctor.rundir.draining import BusyError, drain
 from ddpdoctor.rundir.files import read_json, reason_of
@@ -23,7 +24,6 @@ from ddpdoctor.rundir.liveness import is_over
 from ddpdoctor.rundir.notes import Note
 from ddpdoctor.rundir.owned import make_private_folder
 from ddpdoctor.rundir.spool import spools_in
-from ddpdoctor.streams import is_readable
 
 if TYPE_CHECKING:
     from ddpdoctor.telemetry import TelemetrySampler

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.parentdeath import die_with_parent
+from ddpdoctor.process import die_with_parent
 from ddpdoctor.trace.cache import cached_load
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.formats import file_of, load_trace

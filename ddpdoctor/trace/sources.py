@@ -22,8 +22,8 @@ from queue import Empty, Full, Queue
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.process import is_readable
 from ddpdoctor.rundir import reason_of
-from ddpdoctor.streams import is_readable
 
 Listener = Callable[[float], None]
 

@@ -373,6 +373,15 @@ def test_only_a_cost_in_ordinary_steps_explains_why_a_rank_is_late(
     assert found == {"a/late": ranks, "a/other": [1]}
 
 
+@pytest.mark.parametrize(("late_steps", "ranks"), [(1, [2]), (30, [1, 2])])
+def test_a_pause_explains_that_a_rank_is_late_in_few_steps(late_steps: int, ranks: list[int]) -> None:
+    arrivals = {"late_ranks": [1, 2], "late_steps": {"1": late_steps, "2": 40}, "steps_seen": 40}
+    facts = FACTS | {"run": {"pause": {"total_s": 5.0, "ranks": [1]}}, "arrivals": arrivals}
+    pause = rule("a/other", costs_s="5.0", event="run.pause", ranks="run.pause.ranks")
+    outcome = run(rule("a/late", **LATE_RANKS), pause, facts=facts)
+    assert {finding.rule: finding.ranks for finding in outcome.findings}["a/late"] == ranks
+
+
 @pytest.mark.parametrize(("line", "told"), [(9, [[9], [5, 9]]), (5, [[5], [5]])])
 def test_a_setting_s_line_may_stand_before_those_of_the_cost(line: int, told: list[list[int]]) -> None:
     loop = {"file": "train.py", "line": line, "function": "main", "share": 1.0}

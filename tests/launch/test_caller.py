@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.launch.alone import PR_SET_CHILD_SUBREAPER
-from ddpdoctor.parentdeath import PR_SET_PDEATHSIG
+from ddpdoctor.process import PR_SET_PDEATHSIG
 
 from .launched import DDPDOCTOR_RUN, clean_environment
 

@@ -10,7 +10,7 @@ import pytest
 from ddpdoctor.launch.helper import HelperProcess
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.storage_process import StorageProcess
-from ddpdoctor.streams import is_readable
+from ddpdoctor.process import is_readable
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch import oomkills, rankwatch
+from ddpdoctor.launch import rankwatch
 from ddpdoctor.launch.rankwatch import HostWatchedRanks
 from ddpdoctor.rundir import make_spool_root
 from ddpdoctor.rundir.liveness import started
@@ -85,7 +85,7 @@ def test_a_kill_of_another_program_of_the_group_long_before_is_not_told_of_a_ran
     host.starts(0)
     host.kills(1)
     host.ranks.update()
-    monkeypatch.setattr(oomkills, "_EXIT_S", 0.0)
+    monkeypatch.setattr("ddpdoctor.telemetry.host._EXIT_S", 0.0)
     host.ranks.update()
     assert host.ends() == (0, 0)
 

@@ -250,8 +250,9 @@ def _turns_verdict(
     where = turns(comparison.work_of(verdict.cause), excess, comparison.step_ns)
     if verdict.cause in RECORDED:
         # Ranks that take about as long on average, but not in the same cycles, are late at random.
-        means = comparison.work_of(verdict.cause).mean(axis=0)
-        alike = bool(means.min() >= LATENESS.starving_part * means.max() > 0)
+        means, longest = comparison.work_of(verdict.cause).mean(axis=0), excess.max(axis=1).mean()
+        alike = means.min() >= LATENESS.starving_part * means.max()
+        alike = bool(alike and longest >= LATENESS.window_share * comparison.step_ns)
         return replace(verdict, is_random=verdict.is_random or alike or bool(where.any()))
     # If one rank has nearly all of the excess, the late rank does not rotate, even though that rank is not significantly late.
     of_several = not is_single_rank(np.where(where, excess, 0.0).sum(axis=0))

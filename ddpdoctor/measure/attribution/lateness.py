@@ -97,8 +97,8 @@ class LatenessTuning(msgspec.Struct, frozen=True):
     """These outliers are excluded if their sum is more than this part of the rank's total excess in all other cycles. Less does not matter,
     because the error of costs is up to a third anyway."""
     window_share: float = 0.1
-    """Minimum cost of the outliers together as a share of the window: a job counts as straggling from 1.1 times the ideal step time on
-    (Lin et al., OSDI '25)."""
+    """Minimum cost of the outliers together as a share of the window, and of work that ranks have in turn as a share of the step: a job
+    counts as straggling from 1.1 times the ideal step time on (Lin et al., OSDI '25)."""
     next_outlier_part: float = 0.5
     """No other excess in the window may exceed this part of the smallest outlier: noise with a heavy tail has values of all sizes in
     between."""

@@ -1,4 +1,5 @@
-"""Handles standard streams that are closed, have no reader, or have a limited encoding; waits for a file descriptor."""
+"""What a process of ddpdoctor asks of its system: standard streams that may be closed, without a reader, or with a limited encoding;
+whether a file descriptor is readable; a signal when its parent dies, see prctl(2), so that a killed launcher leaves no processes."""
 
 from __future__ import annotations
 
@@ -6,6 +7,13 @@ import io
 import os
 import select
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ctypes
+
+PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2
+"""From <linux/prctl.h>."""
 
 
 def prepare_streams() -> None:
@@ -42,3 +50,13 @@ def is_readable(handle: int, seconds: float) -> bool:
     waiting = select.poll()
     waiting.register(handle, select.POLLIN)
     return bool(waiting.poll(max(0.0, seconds) * 1000))
+
+
+def die_with_parent(number: int, libc: ctypes.CDLL | None = None) -> None:
+    """Make the kernel send this process the signal ``number`` when its parent dies. ``libc``: an already loaded libc, for use directly
+    after fork, when no library should be loaded."""
+    if libc is None:
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
