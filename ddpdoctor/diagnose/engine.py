@@ -33,8 +33,7 @@ class Outcome(msgspec.Struct, frozen=True):
     thresholds: dict[str, float] = msgspec.field(default_factory=dict)
     """The common thresholds after overrides."""
     short_window_rules: list[str] = msgspec.field(default_factory=list)
-    """Ids of rules whose finding is "info" at most because it is based on only a few outlier steps of a short window. In the order of the
-    findings."""
+    """Ids of rules whose finding is "info" at most because it is based on few outlier steps of a short window, in order."""
     capped_rules: list[str] = msgspec.field(default_factory=list)
     """Ids of rules with a fixed severity whose finding is only "info", usually because of ``informs_when``."""
     stopping: list[str] = msgspec.field(default_factory=list)
