@@ -211,12 +211,12 @@ def find_doubts(
     ``has_other_hosts``: other hosts have ranks of the job, too."""
     alive = [rank for rank in ranks if rank.alive]
     found = [(rank, _doubt(rank, has_answered)) for rank in alive]
-    nobody_waits = not any(rank.waits for rank in alive)
+    is_waited_for = any(rank.waits for rank in alive)
     if has_other_hosts:
         found += [
             (rank, "sleeps, and may wait for another host")
             for rank in alive
-            if not rank.waits and _may_wait_for_other_host(rank, nobody_waits)
+            if not rank.waits and _may_wait_for_other_host(rank, is_waited_for)
         ]
     if all(rank.waits for rank in alive):
         # What looks like a wait for others may be a wait for a computation on the rank's own device: a thread that waits for CUDA uses a
@@ -227,10 +227,10 @@ def find_doubts(
     return [f"rank {rank.rank} {doubt}" for rank, doubt in found if doubt]
 
 
-def _may_wait_for_other_host(rank: WatchedRank, nobody_waits: bool) -> bool:
+def _may_wait_for_other_host(rank: WatchedRank, is_waited_for: bool) -> bool:
     """Whether a rank that reports no wait may wait for something that a rank of another host makes, such as a file: it sleeps, as between
     two looks; or no rank of this host waits for it, and it does not wait for a lock or a thread of its own process."""
-    return rank.sleeps or (nobody_waits and not rank.waits_for_own_thread)
+    return rank.sleeps or not (is_waited_for or rank.waits_for_own_thread)
 
 
 def _doubt(rank: WatchedRank, has_answered: Callable[[WatchedRank], bool]) -> str | None:
