@@ -37,7 +37,6 @@ ODD: dict[str, dict[str, list[Any]]] = {
         "optimizers": [[{"type": "SGD", "lr": float("nan"), "steps": 10**40}]],
         "threads": [[]],
         "hook": [[], {"errors": [5]}],
-        "notes": [3],
         "device": [0],
         "environment": [1],
         "attempt": ["x", float("inf")],
