@@ -178,7 +178,7 @@ def _by_state(
     joining = any(rank.alive and rank.phase == Phase.RENDEZVOUS for rank in ranks)
     left = [rank for rank in ranks if rank.alive and (joining or not rank.ended)]
     waiting = tuple(rank for rank in left if rank.waits)
-    dead = tuple(rank for rank in ranks if rank.end is not None and not rank.end["in_order"])
+    dead = tuple(rank for rank in ranks if not rank.alive and not rank.ended_well)
     return left, waiting, dead
 
 
@@ -305,6 +305,15 @@ def hang_sentences(candidate: HangCandidate, here: str) -> list[str]:
     if here and not (candidate.blocking and candidate.waiting):
         or_not = ", or ranks of other hosts work"
     return [f"{since}: the job seems to hang{or_not}.", _blocking_sentence(candidate)]
+
+
+def unseen_sentence(candidate: HangCandidate, unseen: int) -> str:
+    """A message if some ranks of this host wait, and ``unseen`` others have not imported torch yet: what they do is unknown."""
+    subject = "a rank of this host has" if unseen == 1 else f"{unseen} ranks of this host have"
+    return (
+        f"no rank has joined its process group for {candidate.silent_s:.0f} s, and {subject} not imported torch yet: it is unknown "
+        "whether the job hangs."
+    )
 
 
 def unknown_sentence(candidate: HangCandidate, here: str) -> str:

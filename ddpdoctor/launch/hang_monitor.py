@@ -25,6 +25,7 @@ from ddpdoctor.launch.hang_detection import (
     hang_sentences,
     uncounted_sentence,
     unknown_sentence,
+    unseen_sentence,
 )
 from ddpdoctor.launch.helper import JOB_ENDED, AnalysisProcess, send
 from ddpdoctor.launch.options import RunOptions
@@ -173,17 +174,21 @@ class HangMonitor:
         elif all(map(self._has_answered, candidate.waiting + candidate.blocking)) or is_silent(
             self._requested_s, time.monotonic()
         ):
-            if candidate.unknown:
-                self._report_unknown(candidate, current)
+            unjoined = [rank for rank in current if isinstance(rank, UnjoinedRank)]
+            unseen = max((rank.local_world_size for rank in unjoined), default=0) - len(current)
+            if unseen > 0:
+                self._report_unknown(unseen_sentence(candidate, unseen))
+            elif candidate.unknown:
+                self._report_unknown(unknown_sentence(candidate, self._on_this_host(current)))
             else:
                 self._requested_s = None
                 self._report_hang(candidate, current)
 
-    def _report_unknown(self, candidate: HangCandidate, current: list[WatchedRank]) -> None:
+    def _report_unknown(self, sentence: str) -> None:
         """Warn, once per silence, that it is unknown whether the job hangs. Nothing is written to the run directory."""
         if not self._is_unknown_reported:
             self._is_unknown_reported = True
-            send(self._writer, warn=unknown_sentence(candidate, self._on_this_host(current)))
+            send(self._writer, warn=sentence)
 
     def _request_for_other_hosts(self, current: list[WatchedRank]) -> None:
         """Request positions, once per silence, if no rank of this host is known to wait. Ranks of other hosts may wait for this one, or a

@@ -143,3 +143,16 @@ def test_a_host_whose_ranks_have_all_called_init_process_group_is_not_ended(tmp_
     assert "no rank of this host has joined its process group" in told
     assert "the job is not ended: all ranks of this host wait for ranks of other hosts" in told
     assert watching.watch._kill is None
+
+
+def test_a_rank_that_has_not_imported_torch_is_none_of_another_host(tmp_path: Path) -> None:
+    """Rank 1 of this host prepares its data before it imports torch, while rank 0 waits for it in init_process_group."""
+    about = {"rank": 0, "world_size": 2, "local_world_size": 2, "joining_ns": 1}
+    waits = UnjoinedRank("", 0, 1_000_000_000, state="S", said=UnjoinedStatus(about))
+    watching = Watching(tmp_path, [waits])
+    watching.hangs()
+    for _ in range(3):
+        watching.watch._poll()
+    told = watching.warnings()
+    assert "a rank of this host has not imported torch yet: it is unknown whether the job hangs" in told
+    assert "seems to hang" not in told and watching.watch._stall is None
