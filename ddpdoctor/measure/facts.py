@@ -299,6 +299,9 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Time in the loader's ``next`` per step, median rank."""
     ready_batches: float | None = None
     """Mean number of batches ready in the queue, on the rank with the fewest."""
+    fetch_share: float | None = None
+    """Part of the time in ``next`` that fetching ready batches takes: the lower quartile of its durations, times their number. Smallest of
+    all ranks."""
     ready_ms: float | None = None
     """Mean time that a batch of that rank is ready before the training thread takes it: ``ready_batches`` times the mean time between two
     requests (Little's law)."""
@@ -386,7 +389,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     heat_or_power_share: float | None = None
     """Share of the samples with clocks lowered for such a reason, on the one of those ranks with most."""
     sm_clock_share: float | None = None
-    """Median SM clock of the slowest rank relative to the median rank."""
+    """Mean SM clock of the slowest GPU relative to the median of the others."""
     narrow_link_ranks: list[int] | None = None
     """Ranks whose PCIe link is narrower than it could be."""
     pcie_width: float | None = None

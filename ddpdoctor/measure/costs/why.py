@@ -219,7 +219,8 @@ def _scheduled(graph: Graph, steps: Ints) -> dict[int, tuple[float, float]]:
 def confirmed_by_events(
     drawn: Array, cause: LateCause, removed: Sequence[Array], positions: Sequence[int]
 ) -> dict[str, Any]:
-    """The fields ``late_ms``, ``drawn_ms`` (means over the ranks) and ``drawn_as`` of a cost.
+    """The fields ``late_ms``, ``drawn_ms`` (median of each rank's late cycles, or mean if medians do not agree; mean over the ranks) and
+    ``drawn_as`` of a cost.
 
     ``drawn`` [cycles, R, C] is the recorded work, ``removed`` [N, K, R] ns per group the excess of these ranks for the cause. {} if they
     have no excess, or if nothing of that kind is recorded.
@@ -236,14 +237,21 @@ def confirmed_by_events(
     if cause == LateCause.COMPUTE and not np.median(_work_of(drawn, COMPUTATION), axis=0)[list(hits)].any():
         return {}
 
-    def in_its_steps(values: Array) -> float:
-        medians = [np.median(values[hit, position]) for position, hit in hits.items()]
-        return float(np.mean(medians)) / 1e6
+    def in_its_steps(values: Array, summary: Callable[[Array], Any]) -> float:
+        of_ranks = [summary(values[hit, position]) for position, hit in hits.items()]
+        return float(np.mean(of_ranks)) / 1e6
 
-    late_ms = in_its_steps(lateness_ns)
-    shown_ms = {
-        kind: in_its_steps(_excess(drawn, kind)) for kind in LATE_COMPONENTS if kind != LateCause.UNKNOWN
-    }
+    late_ms, shown_ms = 0.0, dict[LateCause, float]()
+    # Medians, so that single long steps do not decide; but the rank may be late in every second of these steps only.
+    for summary in (np.median, np.mean):
+        late_ms = in_its_steps(lateness_ns, summary)
+        shown_ms = {
+            kind: in_its_steps(_excess(drawn, kind), summary)
+            for kind in LATE_COMPONENTS
+            if kind != LateCause.UNKNOWN
+        }
+        if shown_ms[cause] >= _TUNING.shows * late_ms:
+            break
     elsewhere = max((kind for kind in shown_ms if kind != cause), key=lambda kind: shown_ms[kind])
     is_named = shown_ms[cause] < _TUNING.shows * late_ms <= shown_ms[elsewhere]
     return {"late_ms": late_ms, "drawn_ms": shown_ms[cause], "drawn_as": elsewhere if is_named else None}

@@ -87,7 +87,7 @@ def _nvml_facts(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> 
         heat_or_power_ranks=sorted(faulty),
         heat_or_power_reasons=sorted(frozenset().union(*(of.reasons for of in faulty.values()))),
         heat_or_power_share=max((of.share for of in faulty.values()), default=0.0),
-        sm_clock_share=min(clocks) / float(np.median(clocks)) if clocks else None,
+        sm_clock_share=_slowest_share(clocks),
         narrow_link_ranks=sorted(gpu.rank for gpu in narrow),
         pcie_width=narrow[-1].pcie_width if narrow else None,
         pcie_width_max=narrow[-1].pcie_width_max if narrow else None,
@@ -95,6 +95,12 @@ def _nvml_facts(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> 
         errors=[f"rank {rank}: {problem}" for rank, problems in errors.items() for problem in problems],
         temperature_max_celsius=_largest([gpu.temperature_celsius for gpu in gpus]),
     )
+
+
+def _slowest_share(clocks: Sequence[float]) -> float | None:
+    """The lowest clock relative to the median of the others; None without two."""
+    slowest = int(np.argmin(clocks)) if len(clocks) > 1 else -1
+    return clocks[slowest] / float(np.median(np.delete(clocks, slowest))) if slowest >= 0 else None
 
 
 def throttled_beyond_others(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> list[int]:

@@ -20,6 +20,9 @@ from ddpdoctor.measure.window import Window, event_union, in_steps, main_lane
 from ddpdoctor.rundir.packages import is_well_known
 from ddpdoctor.trace import classify
 
+_READY_QUANTILE = 0.25
+"""A quarter of the requests for a batch find it ready, unless the loader is slower than the loop for nearly every batch."""
+
 
 def creation_line(log: RankLog, number: Any) -> Where | None:
     """Return the user's line with this number in the log's table; None if only a framework's line was recorded, as in processes that
@@ -70,6 +73,7 @@ def loader_facts(
         "where": creation_line(log, settings.get("where")),
         "wait_ms": median_ms,
         **_ready_batches(logs),
+        "fetch_share": _fetch_share(logs),
         "computing_share": 1 - asleep[slowest.rank] if slowest.rank in asleep else None,
     }
     return LoaderFacts(**known)
@@ -105,6 +109,22 @@ def asleep_shares(logs: Sequence[RankLog]) -> dict[int, float]:
         if whole_ns:
             shares[log.rank] = min(sum(event.asleep_ns for event in known) / whole_ns, 1.0)
     return shares
+
+
+def _fetch_share(logs: Sequence[RankLog]) -> float | None:
+    """Part of the time in ``next`` that the requests would take if each batch were ready: the lower quartile of their durations, times
+    their number. Smallest of all ranks; None without batches."""
+    shares = []
+    for log in logs:
+        taken_ns = [
+            event.duration_ns
+            for step in log.steps[WARM_UP_STEPS:]
+            for event in step.events
+            if event.gives_batch and log.is_of_training(event)
+        ]
+        if sum(taken_ns):
+            shares.append(float(np.quantile(taken_ns, _READY_QUANTILE)) * len(taken_ns) / sum(taken_ns))
+    return min(shares, default=None)
 
 
 def _ready_batches(logs: Sequence[RankLog]) -> dict[str, float]:

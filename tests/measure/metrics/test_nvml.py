@@ -44,7 +44,7 @@ def test_a_throttled_gpu_is_named_with_its_reasons():
     facts = gpu_facts([], [log(0, device_uuid="a"), log(1, "cuda:1", device_uuid="b")], {"node": host})
     assert (facts.throttled_ranks, facts.throttle_reasons) == ([1], ["sw_power_cap"])
     assert facts.throttled_share == pytest.approx(0.5)
-    assert facts.sm_clock_share == pytest.approx(1000 / 1500)
+    assert facts.sm_clock_share == pytest.approx(1000 / 2000)
 
 
 def test_a_power_cap_at_full_load_is_neither_heat_nor_the_power_supply():
