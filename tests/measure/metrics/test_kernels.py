@@ -11,6 +11,17 @@ from ddpdoctor.measure.metrics import gpu_facts, loader_facts
 from tests.measure.traced import windows_of
 
 
+def facts_of_kernels(folder, kernels):
+    """Facts of a device that runs these kernels: name and µs."""
+    events = [
+        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 100.0 * i, "dur": duration}
+        for i, (name, duration) in enumerate(kernels.items())
+    ]
+    text = {"distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
+    (folder / "rank0.json").write_text(json.dumps(text))
+    return gpu_facts(windows_of(folder), [], {})
+
+
 @pytest.mark.parametrize("name", ["Memcpy HtoD (Pageable -> Device)", "Memcpy M2D (Pageable -> Device)"])
 def test_copies_are_found_by_any_name(name, tmp_path):
     """XPU calls the host's memory M."""
@@ -34,13 +45,7 @@ def test_batch_norm_and_layouts_of_cudnn_multiply_no_matrices(tmp_path):
         "void cudnn::ops::nhwcToNchwKernel<float, float, float, true, false>(cudnn::ops)": 5.0,
         "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>": 15.0,
     }
-    events = [
-        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 100.0 * i, "dur": duration}
-        for i, (name, duration) in enumerate(kernels.items())
-    ]
-    text = {"distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
-    (tmp_path / "rank0.json").write_text(json.dumps(text))
-    facts = gpu_facts(windows_of(tmp_path), [], {})
+    facts = facts_of_kernels(tmp_path, kernels)
     assert (facts.matmul_share, facts.layout_share) == (pytest.approx(0.4), pytest.approx(0.15))
     assert facts.tensor_core_share == 0.0
 
@@ -53,13 +58,7 @@ def test_matrix_cores_of_amd_are_tensor_cores(tmp_path):
         "Cijk_Ailk_Bljk_SB_MT64x64x16_MI32x32x2x1_SE": 15.0,
         "Cijk_Ailk_Bljk_HB_MT32x32x16_SE_APM1": 5.0,
     }
-    events = [
-        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 100.0 * i, "dur": duration}
-        for i, (name, duration) in enumerate(kernels.items())
-    ]
-    text = {"distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
-    (tmp_path / "rank0.json").write_text(json.dumps(text))
-    facts = gpu_facts(windows_of(tmp_path), [], {})
+    facts = facts_of_kernels(tmp_path, kernels)
     assert (facts.matmul_share, facts.tensor_core_share) == (pytest.approx(1.0), pytest.approx(0.8))
 
 
