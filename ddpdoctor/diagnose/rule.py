@@ -172,7 +172,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ranks: str | None = None
     """Path of the ranks that cause the cost, for rules without a Cost."""
     only_unexplained: bool = False
-    """Whether the rule applies only to those of its ``ranks`` that no other finding with a cost in ordinary steps reports."""
+    """Whether the rule applies only to those of its ``ranks`` whose lateness no other finding explains."""
     where: str | None = None
     """Path of the user's source line, used if the cost has none."""
     where_leads: bool = False

@@ -175,7 +175,7 @@ def _aligned_graphs(
 
 def _added_by_profiler(graphs: Graphs) -> float:
     """ns that the profiler adds to each cycle of the primary graph; 0 unless that is a window with devices and there are step logs."""
-    has_both = graphs.primary_is_window and graphs.on_device and graphs.log is not None and graphs.log.groups
+    has_both = graphs.on_device and graphs.log_beside_window is not None
     return added_by_profiler(graphs.primary, graphs.timing) if has_both and graphs.primary.groups else 0.0
 
 
@@ -198,7 +198,7 @@ def _context(
         attribution=attribute(graph, short=not logs and all(window.on_device for window in windows)),
         lines=lines,
         mean_step_ms=graphs.timing.mean_cycle_ns / 1e6 if graphs.timing.groups else None,
-        log_graph=graphs.log if graphs.primary_is_window and graphs.log and graphs.log.groups else None,
+        log_graph=graphs.log_beside_window,
         logs=logs,
         patterns=patterns,
         rare_sources=_rare_sources(graphs, log_lines),
@@ -239,8 +239,8 @@ def _work_of_slowest_rank(
 def _rare_sources(graphs: Graphs, log_lines: LogSourceLines) -> list[RareSource]:
     """Graphs of the whole run, for rare events that a window of a few steps does not show."""
     sources = []
-    if graphs.primary_is_window and graphs.log is not None and graphs.log.groups:
-        sources.append(RareSource(graphs.log, log_lines, RARE_ON_HOST))
+    if (beside := graphs.log_beside_window) is not None:
+        sources.append(RareSource(beside, log_lines, RARE_ON_HOST))
     if graphs.device is not None:
         sources.append(RareSource(graphs.device, LogSourceLines(graphs.device_logs), RARE_ON_DEVICE))
     return sources

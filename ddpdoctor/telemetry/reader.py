@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -52,11 +52,11 @@ class Telemetry:
 
     def gpu_column(self, index: int, field: str) -> Column:
         """Column of a number of the GPU with NVML index ``index``, such as ``power_watts``."""
-        return self._column(value for value in self._gpu_values(index, field))
+        return self._column(self._gpu_values(index, field))
 
     def gpu_values(self, index: int, field: str) -> tuple[npt.NDArray[np.int64], list[Any]]:
         """The same for list fields (``throttle_reasons``, ``xid_errors``); None for null."""
-        return self._times(), list(self._gpu_values(index, field))
+        return self._times, self._gpu_values(index, field)
 
     def host_column(self, field: str) -> Column:
         """Column of a number of the host, such as ``memory_used_bytes``."""
@@ -67,13 +67,13 @@ class Telemetry:
         if field not in self._rank_columns:
             self._rank_columns[field] = self._read_rank_columns(field)
         values = self._rank_columns[field].get(str(rank))
-        return self._times(), np.full(len(self.samples), np.nan) if values is None else values
+        return self._times, np.full(len(self.samples), np.nan) if values is None else values
 
     def other_programs(self) -> tuple[npt.NDArray[np.int64], list[list[dict[str, Any]] | None]]:
         """The programs other than the ranks and their workers that used the most CPU; None in samples without a reading. A process
         chooses its own name, so names are put on one line, without backticks, which would end the code span in reports."""
         readings = (sample.get("others") for sample in self.samples)
-        return self._times(), [None if each is None else list(_programs(each)) for each in readings]
+        return self._times, [None if each is None else list(_programs(each)) for each in readings]
 
     @cached_property
     def _rank_columns(self) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
@@ -93,17 +93,26 @@ class Telemetry:
             column.flags.writeable = False
         return found
 
-    def _gpu_values(self, index: int, field: str) -> Iterator[Any]:
-        for sample in self.samples:
-            gpus = _dicts(sample.get("gpus"))
-            yield next((gpu.get(field) for gpu in gpus if gpu.get("index") == index), None)
+    @cached_property
+    def _gpu_readings(self) -> list[dict[Any, dict[str, Any]]]:
+        """For each sample, the readings of each GPU, by NVML index."""
+        # Reversed, so that of two with the same index the first one counts.
+        return [
+            {gpu.get("index"): gpu for gpu in reversed(_dicts(sample.get("gpus")))} for sample in self.samples
+        ]
 
+    def _gpu_values(self, index: int, field: str) -> list[Any]:
+        return [readings[index].get(field) if index in readings else None for readings in self._gpu_readings]
+
+    @cached_property
     def _times(self) -> npt.NDArray[np.int64]:
-        return np.array([sample["t_ns"] for sample in self.samples], dtype=np.int64)
+        times = np.array([sample["t_ns"] for sample in self.samples], dtype=np.int64)
+        times.flags.writeable = False
+        return times
 
-    def _column(self, values: Iterator[Any]) -> Column:
+    def _column(self, values: Iterable[Any]) -> Column:
         numbers = (float(value) if isinstance(value, (int, float)) else np.nan for value in values)
-        return self._times(), np.fromiter(numbers, dtype=np.float64, count=len(self.samples))
+        return self._times, np.fromiter(numbers, dtype=np.float64, count=len(self.samples))
 
 
 def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemetry:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -89,48 +88,28 @@ def exposed_transfers(context: Context) -> dict[SharedCause, Cost | None]:
 def redundant_reductions(context: Context) -> Costs:
     """``shared.redundant_sync``: reductions after which the same gradients are reduced again before the optimizer steps."""
     groups = context.graph.groups
-    chosen = [np.array([_reduced_again(group, k) for k in range(len(group.syncs))]) for group in groups]
-    if not any(again.any() for again in chosen):
+    # Step logs know the module of each reduction, a window only its process group.
+    graphs = [context.graph] if context.log_graph is None else [context.graph, context.log_graph]
+    if not all(any(group.reduced_again.any() for group in graph.groups) for graph in graphs):
         return {}
-    if context.log_graph is not None and not any(
-        _reduced_again(group, k) for group in context.log_graph.groups for k in range(len(group.syncs))
-    ):
-        # Step logs know the module of each reduction, a window only its process group: these are of different modules.
-        return {}
-    transfers = [
-        group.transfer[:, :, None] * again[:, None] for group, again in zip(groups, chosen, strict=True)
-    ]
+    transfers = [group.transfer[:, :, None] * group.reduced_again[:, None] for group in groups]
     changes = without_reductions(context.graph, context.reducer.synced_ns)
     where = context.lines.syncs([SyncKind.GRADIENTS])
     return _present({SharedCause.REDUNDANT_SYNC: context.cost(changes, transfers, where=where)})
 
 
-def _reduced_again(group: CycleGroup, k: int) -> bool:
-    """Whether the same gradients are reduced once more before the optimizer steps: in a later micro-batch of the same group, by messages
-    that include those of this one. Another module of the group has messages of other sizes, or another number of them."""
-    sync, same = group.syncs[k], (SyncKind.GRADIENTS, group.syncs[k].group, group.syncs[k].update)
-    alike = [n for n, other in enumerate(group.syncs) if (other.kind, other.group, other.update) == same]
-    if sync.kind != SyncKind.GRADIENTS or all(group.syncs[n].micro <= sync.micro for n in alike):
-        return False
-    sizes: dict[int, Counter[float]] = {}
-    for n in alike:
-        size = float(np.nan_to_num(group.message_bytes[:, n]).max(initial=0.0))
-        sizes.setdefault(group.syncs[n].micro, Counter())[size] += 1
-    return any(sizes[sync.micro] <= of_later for micro, of_later in sizes.items() if micro > sync.micro)
-
-
 def without_reductions(graph: Graph, synced_ns: Sequence[float] = ()) -> list[Change]:
     """Changes that remove the reductions that are repeated later in the step, and their time on each rank's training thread before its
     arrival: ``synced_ns`` by position, 0 if unknown, see :class:`~.price.ReducerCosts`."""
+    without_repeated = without_sync(lambda group, k: bool(group.reduced_again[k]))
     if not any(synced_ns):
-        return [without_sync(_reduced_again)]
+        return [without_repeated]
     own = np.array(synced_ns)
     removed = []
     for group in graph.groups:
-        chosen = np.array([_reduced_again(group, k) for k in range(len(group.syncs))])
         backward = np.clip(component([group.work], [Component.BACKWARD])[0], 0, None)
-        removed.append(np.minimum(backward, own) * chosen[None, :, None])
-    return [without_sync(_reduced_again), without_work(removed)]
+        removed.append(np.minimum(backward, own) * group.reduced_again[None, :, None])
+    return [without_repeated, without_work(removed)]
 
 
 def starved_of_cpu(context: Context) -> Costs:

@@ -237,21 +237,19 @@ def confirmed_by_events(
     if cause == LateCause.COMPUTE and not np.median(_work_of(drawn, COMPUTATION), axis=0)[list(hits)].any():
         return {}
 
-    def in_its_steps(values: Array, summary: Callable[[Array], Any]) -> float:
-        of_ranks = [summary(values[hit, position]) for position, hit in hits.items()]
-        return float(np.mean(of_ranks)) / 1e6
+    def in_their_steps(summary: Callable[[Array], Any]) -> tuple[float, dict[LateCause, float]]:
+        """(lateness, excess that is recorded of each kind of work) in the steps in which the ranks are late, ms."""
 
-    late_ms, shown_ms = 0.0, dict[LateCause, float]()
+        def of_ranks(values: Array) -> float:
+            return float(np.mean([summary(values[hit, position]) for position, hit in hits.items()])) / 1e6
+
+        kinds = [kind for kind in LATE_COMPONENTS if kind != LateCause.UNKNOWN]
+        return of_ranks(lateness_ns), {kind: of_ranks(_excess(drawn, kind)) for kind in kinds}
+
     # Medians, so that single long steps do not decide; but the rank may be late in every second of these steps only.
-    for summary in (np.median, np.mean):
-        late_ms = in_its_steps(lateness_ns, summary)
-        shown_ms = {
-            kind: in_its_steps(_excess(drawn, kind), summary)
-            for kind in LATE_COMPONENTS
-            if kind != LateCause.UNKNOWN
-        }
-        if shown_ms[cause] >= _TUNING.shows * late_ms:
-            break
+    late_ms, shown_ms = in_their_steps(np.median)
+    if shown_ms[cause] < _TUNING.shows * late_ms:
+        late_ms, shown_ms = in_their_steps(np.mean)
     elsewhere = max((kind for kind in shown_ms if kind != cause), key=lambda kind: shown_ms[kind])
     is_named = shown_ms[cause] < _TUNING.shows * late_ms <= shown_ms[elsewhere]
     return {"late_ms": late_ms, "drawn_ms": shown_ms[cause], "drawn_as": elsewhere if is_named else None}

@@ -78,7 +78,7 @@ def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShare
         group.with_standalone(LateCause.DATA, standalone_data_ns(group, batch_times, batches))
         for group in groups
     ]
-    steps = [rank_steps(log, origin_ns) for log in logs]
+    steps = [_rank_steps(log, origin_ns) for log in logs]
     full = {step.number for log in logs for step in log.steps if step.in_full}
 
     def reason(number: int) -> str:
@@ -238,8 +238,7 @@ def _apply_operator_shares(
         work[..., INDEX[Component.FORWARD]] += operators
 
 
-def rank_steps(log: RankLog, origin_ns: int) -> RankSteps:
-    """Return the recorded steps of a log; times since ``origin_ns``."""
+def _rank_steps(log: RankLog, origin_ns: int) -> RankSteps:
     steps = log.steps
     # If the job computes on a device, another thread runs the backward pass, and the training thread's CPU time is incomplete.
     cpu = [np.nan if step.cpu_ns is None or log.computes_on_device else step.cpu_ns for step in steps]

@@ -29,7 +29,7 @@ import numpy as np
 from msgspec.structs import force_setattr, replace
 
 from ddpdoctor.measure.align import MatchCoverage
-from ddpdoctor.measure.numerics import Array, Ints, nan_median
+from ddpdoctor.measure.numerics import Array, Ints, Mask, nan_median
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import INDEX, STANDALONE, Component, LateCause, SyncKind
 
@@ -259,6 +259,30 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
             for k, following in pairwise(own):
                 work[:, following, r] += hidden_in_cycle[:, k, r]
         return work
+
+    @cached_property
+    def reduced_again(self) -> Mask:
+        """[K] whether the same gradients are reduced once more before the optimizer steps: in a later micro-batch of the same group, by
+        messages that include those of this one. Another module of the group has messages of other sizes, or another number of them."""
+        sizes = np.nan_to_num(self.message_bytes).max(axis=0, initial=0.0).tolist()
+        # Messages by size, of each micro-batch of a group between two steps of its optimizer.
+        passes: dict[tuple[str, int], dict[int, Counter[float]]] = {}
+        for sync, size in zip(self.syncs, sizes, strict=True):
+            if sync.kind == SyncKind.GRADIENTS:
+                micros = passes.setdefault((sync.group, sync.update), {})
+                micros.setdefault(sync.micro, Counter())[size] += 1
+        repeated = {
+            (*key, micro): any(messages <= later for number, later in micros.items() if number > micro)
+            for key, micros in passes.items()
+            for micro, messages in micros.items()
+        }
+        return np.array(
+            [
+                sync.kind == SyncKind.GRADIENTS and repeated[sync.group, sync.update, sync.micro]
+                for sync in self.syncs
+            ],
+            bool,
+        )
 
     @cached_property
     def duration(self) -> Array:

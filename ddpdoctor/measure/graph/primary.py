@@ -14,7 +14,7 @@ from ddpdoctor.measure.steplog import RankLog, in_device_time
 from ddpdoctor.measure.window import Window
 from ddpdoctor.rundir import EventKind
 
-from .from_logs import OperatorShares, graph_of_logs, operator_shares, rank_steps
+from .from_logs import OperatorShares, graph_of_logs, operator_shares
 from .from_windows import graph_of_windows
 from .graph import Graph, RankSteps
 
@@ -79,6 +79,11 @@ class Graphs(msgspec.Struct, frozen=True):
         return self.recording is Recording.WINDOW
 
     @property
+    def log_beside_window(self) -> Graph | None:
+        """The graph of the step logs if the profiler window is the primary recording; None if it has no cycles."""
+        return self.log if self.primary_is_window and self.log is not None and self.log.groups else None
+
+    @property
     def operators_seen(self) -> bool:
         """Whether the operators outside forward, backward and optimizer were recorded on every rank."""
         seen = sum(shares.measured for shares in self.operator_shares.values())
@@ -98,8 +103,6 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
     on_cuda = any(str(log.record.info.get("device") or "").startswith("cuda") for log in logs)
     on_device = timed is not None or any(window.on_device for window in windows) or on_cuda
     window_graph, aligned = graph_of_windows(windows) if windows else (None, [])
-    if window_graph is not None and logs:
-        window_graph = _with_amounts_of_logs(window_graph, logs)
     shares = {} if on_device else operator_shares(logs, aligned)
     more_windows = len(windows) > len(logs)
     window_seen = (on_device or more_windows) and window_graph is not None and window_graph.cycles > 0
@@ -115,6 +118,8 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
         why = _MORE_WINDOWS if logs else _NO_LOGS
     elif recording is Recording.HOST_LOG and on_device:
         why = _NO_WINDOW
+    if window_graph is not None and log_graph is not None:
+        window_graph = _with_amounts_of_logs(window_graph, log_graph)
     primary = window_graph if recording is Recording.WINDOW else log_graph
     assert primary is not None, "neither step logs nor windows"
     return Graphs(
@@ -132,10 +137,10 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
     )
 
 
-def _with_amounts_of_logs(graph: Graph, logs: Sequence[RankLog]) -> Graph:
+def _with_amounts_of_logs(graph: Graph, log_graph: Graph) -> Graph:
     """The graph of windows with the amounts of work that step logs recorded of the same steps. A window has no samples, and elements
     only if shapes were recorded. Those count other operators than the logs', so the two are never mixed."""
-    own = {log.rank: rank_steps(log, 0) for log in logs}
+    own = dict(zip(log_graph.ranks, log_graph.steps, strict=True))
     shapes = any(not np.isnan(steps.elements).all() for steps in graph.steps)
     filled = []
     for rank, steps in zip(graph.ranks, graph.steps, strict=True):
