@@ -81,12 +81,13 @@ class MultiRankFormat(Protocol):
         ...
 
 
-def load_trace(path: str, rank: int | None = None) -> RankTrace:
+def load_trace(path: str | os.PathLike[str], rank: int | None = None) -> RankTrace:
     """Reads one profiler trace of any format, from a local path or a URL that fsspec supports.
 
     ``rank`` overrides the file's own, for traces of a run directory. Raises :class:`UnusableInput` with one sentence if no
     event can be read.
     """
+    path = os.fspath(path)
     candidate = Candidate(path)
     others = (name for name in _recognising(candidate) if name != _DEFAULT)
     name = next(others, _DEFAULT)

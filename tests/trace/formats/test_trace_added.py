@@ -46,7 +46,7 @@ def test_a_format_is_added_by_one_folder(tmp_path, added):
     assert find_traces([str(tmp_path)]).files == (*files, json)
     trace = load_trace(files[1])
     assert (trace.meta.rank, trace.size, trace.name_of(0)) == (1, 16, "ProfilerStep#1")
-    assert load_trace(files[1], rank=5).meta.rank == 5 and load_trace(json).meta.rank == 2
+    assert load_trace(files[1], rank=5).meta.rank == 5 and load_trace(Path(json)).meta.rank == 2
     assert [t.meta.rank for t in load_traces(files, jobs=1).traces] == [0, 1]
     diagnosis = analyze(files, Options(cache=False, jobs=1))
     assert diagnosis.job.ranks_seen == [0, 1]
