@@ -14,7 +14,7 @@ import numpy as np
 
 from ddpdoctor.measure.align import align_logs, exclude_suspended
 from ddpdoctor.measure.graph import Graph, build_graphs
-from ddpdoctor.measure.metrics import lateness_ns
+from ddpdoctor.measure.metrics import latest_ns
 from ddpdoctor.measure.places import CodeLine, Stack
 from ddpdoctor.measure.sourcelines import Samples, samples_of
 from ddpdoctor.measure.steplog import RankLog
@@ -98,7 +98,7 @@ def late_steps(graph: Graph) -> tuple[set[int], list[set[int]]]:
         return set(), late
     least_ns = LATE_SHARE * float(np.median(graph.lengths_ns))
     for group in graph.groups if len(late) > 1 else ():
-        by_rank = np.nanmax(np.nan_to_num(lateness_ns(group)), axis=1) >= least_ns
+        by_rank = latest_ns(group) >= least_ns
         for position, steps in enumerate(late):
             steps.update(group.steps[by_rank[:, position]].tolist())
     return set(graph.numbers.tolist()), late

@@ -36,22 +36,6 @@ import numpy as np
 
 from ddpdoctor.measure.graph import CycleGroup, Graph, SegmentClasses
 from ddpdoctor.measure.numerics import Array
-from ddpdoctor.measure.taxonomy import SyncKind
-
-
-def waits_for_end(group: CycleGroup) -> Array:
-    """[K, R] probability that the computation of a rank waits for the end of a collective: 1 for collectives that are not DDP's and for
-    the last bucket of a backward pass, else as measured. 0 if the rank takes no part."""
-    last_of = {
-        (sync.micro, sync.group, sync.members): k
-        for k, sync in enumerate(group.syncs)
-        if sync.kind == SyncKind.GRADIENTS
-    }
-    waits: Array = np.zeros(group.arrival.shape[1:])
-    for k, sync in enumerate(group.syncs):
-        is_last = last_of.get((sync.micro, sync.group, sync.members)) == k
-        waits[k, list(sync.members)] = is_last or sync.kind != SyncKind.GRADIENTS
-    return np.maximum(waits, np.where(np.isnan(group.arrival[0]), 0.0, group.dependency_probability))
 
 
 def place_removed_work(group: CycleGroup, removed: Array) -> Array:
@@ -66,7 +50,7 @@ def place_removed_work(group: CycleGroup, removed: Array) -> Array:
         return removed
     late = np.nan_to_num(np.clip(group.ready - _lower_median(group.ready), 0, None))
     takes_part = ~np.isnan(group.ready)
-    passed_on = 1.0 - waits_for_end(group)
+    passed_on = 1.0 - group.waits_for_end
     following = np.zeros_like(removed)
     for k in range(removed.shape[1] - 2, -1, -1):
         following[:, k] = passed_on[k] * (removed[:, k + 1] + following[:, k + 1])
@@ -104,7 +88,7 @@ def length_ns(
         np.zeros_like(group.begin),
         group.begin.copy(),
     )
-    for k, (sync, waits) in enumerate(zip(group.syncs, waits_for_end(group), strict=True)):
+    for k, (sync, waits) in enumerate(zip(group.syncs, group.waits_for_end, strict=True)):
         members = list(sync.members)
         removed_since_wait[:, members] += removed[:, k, members]
         lane = np.maximum(

@@ -26,7 +26,7 @@ from ddpdoctor.measure.attribution import (
 )
 from ddpdoctor.measure.facts import ArrivalFacts, Cost, scaled
 from ddpdoctor.measure.graph import CycleGroup, Graph
-from ddpdoctor.measure.metrics import lateness, lateness_ns, signed_lateness_ns
+from ddpdoctor.measure.metrics import lateness, lateness_by_sync, latest_ns
 from ddpdoctor.measure.numerics import Array, Ints, Value, above_others, above_zero, fair_shares
 from ddpdoctor.measure.phases import phase_name
 from ddpdoctor.measure.places import Where, own_process
@@ -78,9 +78,7 @@ def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
         # What would be saved if these ranks arrived with the median rank, limited to lateness due to longer work.
         on_time = without_work([_removable_lateness(group, np.array(unpriced)) for group in graph.groups])
         saved_ms = max(0.0, float((replay_all(graph) - replay_all(graph, [on_time])).mean())) / 1e6
-    per_cycle = np.concatenate(
-        [np.nan_to_num(lateness_ns(group)).max(axis=1, initial=0.0) for group in graph.groups]
-    )
+    per_cycle = np.concatenate([latest_ns(group) for group in graph.groups])
     late_steps = (per_cycle > PRICE_TUNING.hit_share * graph.mean_cycle_ns).sum(axis=0)
     return ArrivalFacts(
         late_ranks=[graph.ranks[place] for place in late],
@@ -106,19 +104,13 @@ def _late_ranks(late_ns: Array, step_ns: float) -> list[int]:
 
 
 def _removable_lateness(group: CycleGroup, places: Ints) -> Array:
-    """[N, K, R] ns: lateness of these ranks at each synchronisation (see :func:`lateness_ns`), without lateness carried over from the
-    previous synchronisation if that did not release all ranks together, or is on a device.
+    """[N, K, R] ns: lateness that these ranks gain before each synchronisation.
 
     If ranks can compute while they wait, the lateness in a cycle is limited to the rank's busy time beyond the others' median, because the
     others' own computation and idle time would remain if the rank were on time.
     """
-    own = np.nan_to_num(lateness_ns(group)[:, :, places])
     late = np.zeros(group.arrival.shape)
-    carried: Array | float = 0.0
-    for k, sync in enumerate(group.syncs):
-        late[:, k, places] = np.clip(own[:, k] - carried, 0, None)
-        releases_together = len(sync.members) == group.arrival.shape[2] and sync.root is None
-        carried = 0.0 if releases_together and not group.on_device else own[:, k]
+    late[:, :, places] = lateness_by_sync(group).gained[:, :, places]
     if group.hidden is None or len(places) == group.arrival.shape[2]:
         return late
     busy = group.with_overlap(group.work).sum(axis=(1, 3))
@@ -248,7 +240,9 @@ def regularly_late(graph: Graph) -> list[int]:
     )
     if not late:
         return []
-    amounts = np.concatenate([np.nan_to_num(signed_lateness_ns(group)).sum(axis=1) for group in graph.groups])
+    amounts = np.concatenate(
+        [np.nan_to_num(lateness_by_sync(group).signed).sum(axis=1) for group in graph.groups]
+    )
     beyond = amounts - others_median(amounts)
     regular = above_zero(beyond, LATENESS.false_alarms) & above_others(beyond, LATENESS.false_alarms, amounts)
     return [place for place in late if regular[place]]

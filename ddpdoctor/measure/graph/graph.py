@@ -171,6 +171,21 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         return self.released - self.arrival
 
     @cached_property
+    def waits_for_end(self) -> Array:
+        """[K, R] probability that the computation of a rank waits for the end of a collective on a device: 1 for collectives that are not
+        DDP's and for the last bucket of a backward pass, else as measured. 0 if the rank takes no part."""
+        last_of = {
+            (sync.micro, sync.group, sync.members): k
+            for k, sync in enumerate(self.syncs)
+            if sync.kind == SyncKind.GRADIENTS
+        }
+        waits: Array = np.zeros(self.arrival.shape[1:])
+        for k, sync in enumerate(self.syncs):
+            is_last = last_of.get((sync.micro, sync.group, sync.members)) == k
+            waits[k, list(sync.members)] = is_last or sync.kind != SyncKind.GRADIENTS
+        return np.maximum(waits, np.where(np.isnan(self.arrival[0]), 0.0, self.dependency_probability))
+
+    @cached_property
     def segment_classes(self) -> SegmentClasses:
         """The corresponding segments of the ranks."""
         return segment_classes(self.syncs, self.arrival.shape[2])

@@ -7,11 +7,11 @@ nothing is priced here, and no rank is named as a cause. Values from other stage
 from .buckets import bucket_facts, reducer_work
 from .charts import (
     lateness,
-    lateness_ns,
+    lateness_by_sync,
+    latest_ns,
     rank_summaries,
     readings,
     series,
-    signed_lateness_ns,
     telemetry_series,
     timeline,
     typical_arrival,
