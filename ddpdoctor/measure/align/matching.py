@@ -8,13 +8,21 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import Array, Ints, Mask
 from ddpdoctor.measure.window import Window
 
-from .sequence_alignment import CollectiveSequence, Groups, merge_ranks, sequences_of, spacing
-from .trace_clocks import align_trace_clocks, several_clocks
+from .sequence_alignment import (
+    CollectiveSequence,
+    Groups,
+    align_sequences,
+    merge_ranks,
+    sequences_of,
+    spacing,
+)
+from .trace_clocks import BY_STREAM, align_trace_clocks, can_be_one_group, is_by_stream, several_clocks
 
 _FEWEST_LACKING = 2
 """Minimum number of consecutive collectives that a stopped rank lacks at the end of a window: the event of a single one may be missing."""
@@ -125,6 +133,7 @@ class Matched(msgspec.Struct, frozen=True):
 
 def align_and_match(windows: Sequence[Window]) -> tuple[list[Window], Matched]:
     """(windows on one clock, their matched collectives). Ranks without collectives keep their clock."""
+    windows = _with_groups_by_stream(windows)
     active = [position for position, window in enumerate(windows) if len(window.collectives)]
     if len(active) < 2:
         unmatched = sum(len(window.collectives) for window in windows)
@@ -140,7 +149,11 @@ def align_and_match(windows: Sequence[Window]) -> tuple[list[Window], Matched]:
     for position, of_rank in of_ranks.items():
         for key, of_group in of_rank.items():
             by_group[key][position] = of_group
-    tables = [merge_ranks(of_group, len(windows), error_ns, clock_ns) for of_group in by_group.values()]
+    tables = [
+        merge_ranks(members, len(windows), error_ns, clock_ns)
+        for key, of_key in by_group.items()
+        for members in (_disjoint_groups(of_key, error_ns, clock_ns) if is_by_stream(key) else [of_key])
+    ]
     shared = [(table, spread_of(aligned, table)) for table in tables if (table >= 0).any(axis=0).sum() > 1]
     lines = np.concatenate([np.empty((0, len(windows)), np.int64), *tables])
     members = (lines >= 0).sum(axis=1)
@@ -153,6 +166,42 @@ def align_and_match(windows: Sequence[Window]) -> tuple[list[Window], Matched]:
         coverage=coverage(aligned, shared),
     )
     return aligned, matched
+
+
+def _with_groups_by_stream(windows: Sequence[Window]) -> Sequence[Window]:
+    """The windows, with the place of its stream among the rank's streams as the name of each collective's group, if no trace names groups.
+
+    Each process group has its own stream, which all its ranks create in the same order. Unchanged if the ranks have different numbers of
+    streams, or only one.
+    """
+    active = [window for window in windows if len(window.collectives)]
+    streams = [np.unique(window.collectives.stream, return_inverse=True) for window in active]
+    counts = {len(numbers) for numbers, _ in streams}
+    if len(counts) != 1 or max(counts) < 2 or any(any(window.collectives.group) for window in active):
+        return windows
+    named = {
+        id(window): replace(window.collectives, group=[f"{BY_STREAM}{n}" for n in place.tolist()])
+        for window, (_, place) in zip(active, streams, strict=True)
+    }
+    return [replace(window, collectives=named.get(id(window), window.collectives)) for window in windows]
+
+
+Members = Mapping[int, tuple[Ints, CollectiveSequence]]
+"""Position → rows in the window's collectives, and the collectives on the common clock."""
+
+
+def _disjoint_groups(members: Members, scatter_ns: float, clock_ns: float) -> list[Members]:
+    """The members of a stream, divided into process groups, for example one per host; undivided if a rank would be alone in its group."""
+    groups: list[dict[int, tuple[Ints, CollectiveSequence]]] = []
+    for position, (rows, own) in members.items():
+        for group in groups:
+            reference = next(iter(group.values()))[1]
+            if can_be_one_group(reference, own, align_sequences(reference, own, scatter_ns, clock_ns)):
+                group[position] = rows, own
+                break
+        else:
+            groups.append({position: (rows, own)})
+    return list(groups) if all(len(group) > 1 for group in groups) else [members]
 
 
 def _why_implausible(

@@ -12,7 +12,7 @@ window, while the drift becomes known. The one by equal steps or with most match
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -142,6 +142,43 @@ def _drift(local: Array, difference: Array, before: float) -> float:
     return drift * known if abs(drift) <= FIT.most_drift else 0.0
 
 
+BY_STREAM = "stream "
+"""Names of groups that only their stream identifies begin with this."""
+
+
+def is_by_stream(key: Hashable) -> bool:
+    """Whether only a stream identifies the process group: ranks with this key may be in several groups, one per host for example."""
+    return isinstance(key, str) and key.startswith(BY_STREAM)
+
+
+class OneGroupTuning(msgspec.Struct, frozen=True):
+    """Thresholds of the unpaired collectives of two ranks of one process group. Profilers lose 1 % of the events at most; then both ranks
+    lack more than this in 0.1 % of windows of 10 collectives and in less of longer ones (binomial). In two groups in one of which a rank
+    is late, the ends of most collectives differ."""
+
+    lacking: float = 0.05
+    """Share of the collectives in the time that both windows cover."""
+    fewest: int = 2
+    """Minimum number of them: a profiler may lose a single event on each rank."""
+
+
+ONE_GROUP = OneGroupTuning()
+
+
+def can_be_one_group(reference: CollectiveSequence, other: CollectiveSequence, row: Ints) -> bool:
+    """Whether two ranks' collectives can belong to one process group: not both lack collectives of the other. ``row``: see
+    :func:`align_sequences`."""
+    begin = max(int(reference.end.min()), int(other.end.min()))
+    until = min(int(reference.end.max()), int(other.end.max()))
+    paired = np.zeros(len(reference), bool)
+    paired[row[row >= 0]] = True
+    lacking = [
+        int((~has & (begin <= of.end) & (of.end <= until)).sum())
+        for of, has in ((reference, paired), (other, row >= 0))
+    ]
+    return min(lacking) < max(ONE_GROUP.fewest, ONE_GROUP.lacking * (int(paired.sum()) + min(lacking)))
+
+
 Ends = tuple[Ints, Ints]
 """Ends of the same collectives on two ranks, each on its own clock."""
 
@@ -242,6 +279,8 @@ def _ends(reference: Groups, other: Groups, scatter_ns: float, fit: ClockFit | N
         moved = theirs if fit is None else theirs.by_clock(fit.correction(theirs.end))
         # An offset is a median of many ends, so its error is below the scatter of one.
         row = align_sequences(line, moved, scatter_ns, scatter_ns)
+        if is_by_stream(key) and not can_be_one_group(line, moved, row):
+            continue
         ends.append((line.end[row[row >= 0]], theirs.end[row >= 0]))
     a, b = zip(*ends, strict=True)
     return np.concatenate(a), np.concatenate(b)
@@ -251,12 +290,13 @@ def _fit(pairs: Sequence[tuple[Groups, Groups]]) -> ClockFit | None:
     """The clock of a host, by its ranks relative to ranks on the common clock."""
     found: list[ClockFit] = []
     for reference, other in pairs:
-        # Uses the process group with the most collectives for which a fit is found.
+        # Uses the process group with the most collectives for which a fit is found. Of groups that only a stream identifies, all are tried:
+        # the ranks may be in different ones.
         keys = sorted(
             reference.keys() & other.keys(), key=lambda key: -min(len(reference[key][1]), len(other[key][1]))
         )
         fits = (_best_fit(reference[key][1], other[key][1]) for key in keys)
-        found += islice((fit for fit in fits if fit is not None), 1)
+        found += islice((fit for fit in fits if fit is not None), len(keys) if is_by_stream(keys[0]) else 1)
     if not found:
         return None
     fit = min(found, key=lambda fit: (-fit.pairs, fit.error_ns))

@@ -12,7 +12,13 @@ import numpy as np
 
 from ddpdoctor.measure.numerics import Array, Ints, Mask
 from ddpdoctor.measure.taxonomy import SyncKind
-from ddpdoctor.measure.window import UNKNOWN_STEP, Window, arrivals, step_of_collectives
+from ddpdoctor.measure.window import (
+    QUEUED_NS,
+    UNKNOWN_STEP,
+    Window,
+    arrivals,
+    step_of_collectives,
+)
 
 from .graph import Sync
 
@@ -27,7 +33,7 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
 
     windows: Sequence[Window]
     rows: Ints
-    """Row in the collectives of each window; -1 if the rank takes no part."""
+    """Row in the collectives of each window; -1 if the rank takes no part, or if its event is missing."""
     arrival: Array
     end: Array
     ready: Array
@@ -40,7 +46,7 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def member(self) -> Mask:
         """[M, R] whether the rank takes part."""
-        return self.rows >= 0
+        return ~np.isnan(self.arrival)
 
     @cached_property
     def syncs(self) -> Sequence[Sync]:
@@ -84,7 +90,7 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
     def _by_first_member(self) -> Iterator[tuple[Window, Ints, Ints]]:
         """Each window with the collectives of which its rank is the first member, and their rows in the window. Properties that all members
         share are read there."""
-        first = self.member.argmax(axis=1)
+        first = (self.rows >= 0).argmax(axis=1)
         for r, window in enumerate(self.windows):
             chosen = np.flatnonzero(first == r)
             if len(chosen):
@@ -104,8 +110,56 @@ def matched_collectives(windows: Sequence[Window], rows: Ints) -> MatchedCollect
         end[has, r] = window.collectives.end[own]
     if any(len(window.collectives.computed) for window in windows):
         ready = _ready_by_kernel_count(windows, arrival, ready)
+    _fill_missing_events(windows, rows, arrival, end, ready)
     last_arrival = np.nanmax(arrival, axis=1)
     return MatchedCollectives(windows, rows, arrival, end, ready, last_arrival, _steps(windows, rows))
+
+
+def _fill_missing_events(
+    windows: Sequence[Window], rows: Ints, arrival: Array, end: Array, ready: Array
+) -> None:
+    """Fill the NaN of members whose event is missing, on devices: profilers drop events under load.
+
+    Such a rank left the collective with the others. Without this, what it waited there would look like its own lateness for the next
+    collective. That it arrived with the (lower) median member is an assumption. The members of a group are the ranks of at least half of
+    its collectives; an event is missing if the rank shares the collectives before and after with other members.
+    """
+    first = (rows >= 0).argmax(axis=1)
+    by_group: dict[str, list[int]] = defaultdict(list)
+    for m, r in enumerate(first.tolist()):
+        if windows[r].on_device:
+            by_group[windows[r].collectives.group[rows[m, r]]].append(m)
+    members = [frozenset(np.flatnonzero(row >= 0).tolist()) for row in rows]
+    for of_group in by_group.values():
+        for full in _member_sets([members[m] for m in of_group]):
+            within = [m for m in of_group if members[m] <= full]
+            for before, m, after in zip(within, within[1:], within[2:], strict=False):
+                if members[m] == full or not members[m] & members[before] & members[after]:
+                    continue
+                known, lacking, middle = list(members[m]), full - members[m], (len(members[m]) - 1) // 2
+                spread_ns = QUEUED_NS + np.ptp(end[m, known])
+                for r in lacking & members[before] & members[after]:
+                    end[m, r] = np.median(end[m, known])
+                    # What the rank started as it left was queued behind this collective.
+                    queued = np.flatnonzero(
+                        (rows[:, r] >= 0) & (np.abs(arrival[:, r] - end[m, r]) <= spread_ns)
+                    )
+                    ready[queued, r] = windows[r].collectives.ready[rows[queued, r]]
+                    end[m, r] = np.min(arrival[queued, r], initial=end[m, r])
+                    arrived = np.maximum(np.sort(arrival[m, known])[middle], end[before, r])
+                    arrival[m, r] = np.minimum(arrived, end[m, r])
+                    ready[m, r] = np.minimum(np.sort(ready[m, known])[middle], arrival[m, r])
+
+
+def _member_sets(found: Sequence[frozenset[int]]) -> list[frozenset[int]]:
+    """The sets that are at least half of all ``found`` subsets of themselves, except subsets of another."""
+    counts = Counter(found)
+    usual = [
+        of
+        for of, count in counts.items()
+        if 2 * count >= sum(n for other, n in counts.items() if other <= of)
+    ]
+    return [of for of in usual if not any(of < other for other in usual)]
 
 
 def _ready_by_kernel_count(windows: Sequence[Window], arrival: Array, ready: Array) -> Array:

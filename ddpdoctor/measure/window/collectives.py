@@ -46,6 +46,8 @@ class Collectives(msgspec.Struct, frozen=True):
     ready: Ints
     """When this rank's part could have started if the previous collectives had been over: the computation that it waits for is done, and
     the host has launched it. At most the start."""
+    stream: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    """[M] the device's stream; empty on CPUs."""
     computed: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     """Ends of the device's kernels other than collectives, in order, if no launch of a collective is known; else empty. ``ready`` of a
     queued collective is then the last of these before its start, although it may have been ready much earlier."""
@@ -110,6 +112,7 @@ def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collec
         kind=_kinds(trace, main, call, at, operation, size),
         point_to_point=np.array(point, bool),
         ready=np.where(call >= 0, _ready_times(trace, at, start), computed),
+        stream=trace.stream[rows].astype(np.int64),
         **({} if (call >= 0).any() else {"computed": ends}),
     )
 
