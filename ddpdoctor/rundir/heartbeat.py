@@ -73,6 +73,8 @@ class Heartbeat:
     """The rank's side. The recorder writes ends of steps to ``numbers``; the status thread calls ``report_written``. No method
     raises."""
 
+    __slots__ = ("_bytes", "_reports", "numbers")
+
     def __init__(self, spool: Spool) -> None:
         self.numbers: Any
         """The page, by index. Without room for it nothing is counted, and the hang monitor reports that it has no information on
@@ -125,7 +127,12 @@ class Heartbeat:
 
 
 def _times_ns(numbers: Sequence[int], first: int, end: int) -> list[int]:
-    return [numbers[ENDS_AT + (each & ENDS_MASK)] for step in range(first, end) for each in (step, step + 1)]
+    if first >= end:
+        return []
+    ends = [numbers[ENDS_AT + (step & ENDS_MASK)] for step in range(first, end + 1)]
+    times_ns = [0] * (2 * (end - first))
+    times_ns[::2], times_ns[1::2] = ends[:-1], ends[1:]
+    return times_ns
 
 
 def unwritten_steps(page: bytes, first: int) -> tuple[int, list[int]]:

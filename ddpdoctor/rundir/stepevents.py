@@ -237,10 +237,10 @@ _BRIEF_LINE = f"{{{LineField.STEP.key}%d{LineField.TIME_NS.next_key}[%d,%d]{Line
 def brief_lines(first: int, times_ns: Sequence[int]) -> str:
     """The lines of steps of which only the times are known, from the step ``first`` on. ``times_ns``: start and end of each, epoch
     ns, alternating."""
-    numbers: list[int] = []
-    for index in range(0, len(times_ns), 2):
-        numbers += first + index // 2, times_ns[index], times_ns[index + 1]
-    return _BRIEF_LINE * (len(times_ns) // 2) % tuple(numbers)
+    count = len(times_ns) // 2
+    numbers = [0] * (3 * count)
+    numbers[::3], numbers[1::3], numbers[2::3] = range(first, first + count), times_ns[::2], times_ns[1::2]
+    return _BRIEF_LINE * count % tuple(numbers)
 
 
 class WorkerField(_Name):

@@ -40,8 +40,9 @@ hundreds of samples by then. A sample costs 0.1 to 0.2 ms of CPU time when the c
 LATER_FACTOR = 4
 """Factor of ``MEAN_PERIOD_S`` after ``EARLY_S``."""
 MOST_PAUSE_S = 0.5
-"""Longest wait, s, during the first ``EARLY_S``; later twice that. Waking up costs as much as a sample and is useless while no step
-is recorded in full, but a step that lasts twice this long is always sampled."""
+"""Longest wait, s, during the first ``EARLY_S``; later twice that, or until the status thread reports a step that lasts, if it runs.
+Waking up costs as much as a sample and is useless while no step is recorded in full, but a step that lasts twice this long is always
+sampled."""
 DENSE_EVERY_S = 1.0
 """Minimum seconds between two densely sampled steps, ``LATER_FACTOR`` times as many after ``EARLY_S``. A step is sampled densely if a
 sample came late."""
@@ -53,7 +54,7 @@ MOST_ATTEMPTS = 64
 skipped."""
 ATTEMPTS_PER_SAMPLE = 8
 BATCH_S = 1.0
-"""Seconds between two writes. Samples not yet written are lost if the process is killed."""
+"""Minimum seconds between two writes. Samples not yet written are lost if the process is killed."""
 _MOST_BLOCKS = 64
 """Upper limit of the blocks of full steps that may pass without a sample."""
 _END_S = 0.5
@@ -94,7 +95,11 @@ class Sampler:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._stop = threading.Event()
+        self.is_told = False
+        """Whether the status thread calls ``step_lasts``."""
+        self._wake = threading.Event()
+        self._stopped = self._waits_long = False
+        self._lasting_step = -1
         self._lock = threading.Lock()
         self._pending: list[str] = []
         self._lines = Lines(session.recorder.kinds, self._pending.append)
@@ -130,12 +135,17 @@ class Sampler:
         while not _PART.off:
             pause_s = self._pause_s()
             wanted_ns = time.monotonic_ns() + int(1e9 * pause_s)
-            if self._stop.wait(pause_s):
-                return
+            if self._wake.wait(pause_s):
+                if self._stopped:
+                    return
+                self._wake.clear()
+                now_ns = time.monotonic_ns()
+                self._until_sample_s += max(0, wanted_ns - now_ns) / 1e9
+                wanted_ns = now_ns
             try:
                 if self._should_sample():
                     self._sample(wanted_ns)
-                if time.monotonic() - self._since >= BATCH_S:
+                if (self._samples or self._dense_ns) and time.monotonic() - self._since >= BATCH_S:
                     self.write_out()
             except Exception as error:
                 try:
@@ -146,9 +156,21 @@ class Sampler:
     def _pause_s(self) -> float:
         if self._until_sample_s <= 0.0:
             self._until_sample_s = self._until_next_s()
-        pause_s = min(self._until_sample_s, MOST_PAUSE_S if self._period_factor() == 1 else 2 * MOST_PAUSE_S)
+        pause_s = self._until_sample_s
+        if self._period_factor() == 1:
+            pause_s = min(pause_s, MOST_PAUSE_S)
+        elif not self.is_told:
+            pause_s = min(pause_s, 2 * MOST_PAUSE_S)
+        self._waits_long = pause_s > 2 * MOST_PAUSE_S
         self._until_sample_s -= pause_s
         return pause_s
+
+    def step_lasts(self, step: int) -> None:
+        """Take a sample now if ``step``, which has lasted for a second, still lasts and none is due soon. Called by the status
+        thread."""
+        if self._waits_long:
+            self._lasting_step = step
+            self._wake.set()
 
     def _until_next_s(self) -> float:
         skipped, self._samples_to_skip = self._samples_to_skip, 0
@@ -174,11 +196,11 @@ class Sampler:
         return 1 if time.monotonic() < self._early_until else LATER_FACTOR
 
     def _should_sample(self) -> bool:
-        """Whether a sample is due in a full step, or the step is the same as at the last wake-up: the rank may hang in it, and the
-        sample shows where."""
-        step, last = self._session.recorder.step, self._last_step
+        """Whether a sample is due in a full step, or the step lasts: it is the same as at the last wake-up, or the status thread has
+        reported it. The rank may hang in it, and the sample shows where."""
+        step, lasting = self._session.recorder.step, (self._last_step, self._lasting_step)
         self._last_step = step
-        return (active.full and self._until_sample_s <= 0.0) or step == last
+        return (active.full and self._until_sample_s <= 0.0) or step in lasting
 
     def _sample(self, wanted_ns: int) -> None:
         """Take a sample that was due at ``wanted_ns``, monotonic. If it came late, sample the rest of the step densely."""
@@ -211,7 +233,7 @@ class Sampler:
         step_ns = int(recorder.thinning.step_ns)
         begun = last = time.monotonic_ns()
         attempts = 0
-        while attempts < MOST_ATTEMPTS and last - begun < step_ns and active.full and not self._stop.is_set():
+        while attempts < MOST_ATTEMPTS and last - begun < step_ns and active.full and not self._stopped:
             wanted_ns = last + int(1e9 * DENSE_PERIOD_S)
             time.sleep(DENSE_PERIOD_S)
             attempts += 1
@@ -254,7 +276,8 @@ class Sampler:
 
     def stop(self, deadline_s: float) -> None:
         """End the thread; wait for it until ``deadline_s``, monotonic."""
-        self._stop.set()
+        self._stopped = True
+        self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=max(0.0, min(_END_S, deadline_s - time.monotonic())))
 

@@ -142,6 +142,7 @@ class StatusThread:
         look, answer_stacks, follow = (
             guarded(_PART, each) for each in (self._look, self._answer_stacks, captures.handle_requests)
         )
+        self._tells_sampler(True)
         try:
             while not (self._stop.is_set() or _PART.off):
                 self._faults.look()
@@ -157,6 +158,12 @@ class StatusThread:
             # Without this thread, the launcher must not expect an answer to the signal.
             heartbeat.set_signal(0)
             self._faults.stop()
+            self._tells_sampler(False)
+
+    def _tells_sampler(self, whether: bool) -> None:
+        services = self._session.services
+        if services is not None:
+            services.sampler.is_told = whether
 
     def _is_stopped_within_period(self) -> bool:
         """Wait for one period, and sample the device's memory at a random time of it. Returns whether the thread is to stop."""
@@ -176,6 +183,9 @@ class StatusThread:
         # Readers that follow the log see each step within a second, even if the next full step is far off.
         self._session.recorder.write_brief_steps()
         if step == self._last_step:
+            services = self._session.services
+            if services is not None:
+                services.sampler.step_lasts(step)
             document = self._status.document(PROGRESS_SCHEMA)
             self._note_evaluation(step, document["evaluating"])
             self._published = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -58,6 +59,30 @@ def test_no_moment_is_preferred(sampler, step_ms):
     for part in (at % 1, at % BLOCK_STEPS / BLOCK_STEPS):
         counts = np.histogram(part, 8, (0, 1))[0]
         assert counts.min() > 0.8 * counts.mean() and counts.max() < 1.2 * counts.mean()
+
+
+def test_a_step_that_lasts_is_sampled_however_far_off_the_next_full_one_is(sampler, monkeypatch):
+    """The status thread reports it; without that thread, the sampler wakes up by itself."""
+    found, recorder = sampler
+    recorder.thinning.every, recorder.step, recorder.start_perf_ns = 64, 9, 0
+    recorder.thinning.step_ns = 20_000_000.0
+    taken = []
+    monkeypatch.setattr(found, "_gil_wait_ns", lambda wanted_ns: 0)
+    monkeypatch.setattr(found, "_take_sample", lambda held_ns: taken.append(recorder.step))
+    found.is_told = True
+    found._thread.start()
+    for step in (9, 9, 10):
+        recorder.step = step
+        before = time.monotonic()
+        while not found._waits_long and time.monotonic() < before + 10:
+            time.sleep(0.01)
+        assert found._until_sample_s == 0.0, "it waits until a sample is due"
+        found.step_lasts(9)
+        time.sleep(0.3)
+    found.stop(time.monotonic() + 10)
+    assert taken == [9, 9], "of the step that no longer lasts there is none"
+    found.is_told, found._until_sample_s = False, 0.0
+    assert found._pause_s() <= 2 * module.MOST_PAUSE_S
 
 
 def test_all_steps_in_full_are_looked_at_as_before(sampler):
