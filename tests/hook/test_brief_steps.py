@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.hook.job import CodeKinds
-from ddpdoctor.hook.recording import Recorder, Writer, active
+from ddpdoctor.hook.recording import Recorder, Writer, active, starts
 from ddpdoctor.rundir import STEPS_FILE, Spool, drain, file_identity, liveness, make_spool_root
 from ddpdoctor.rundir.heartbeat import HEARTBEAT_FILE
 from ddpdoctor.rundir.layout import opened_spool
@@ -185,6 +185,22 @@ def test_steps_are_in_the_log_soon_also_without_a_status_thread(recorder: Record
         end(recorder)
     assert Writer(session)._copy(changed=False, ending=False)  # type: ignore[arg-type]
     assert Path(drain(recorder.spool.directory), STEPS_FILE).read_text().count('"step":') == 20
+
+
+class Optimizer:
+    """An object that can be held weakly."""
+
+
+def test_the_id_of_a_freed_optimizer_names_no_other(recorder: Recorder) -> None:
+    frame = sys._getframe()
+    first, second = Optimizer(), Optimizer()
+    starts.expect(first, True, frame)
+    assert starts.optimizer_id == id(first)
+    starts.expect(second, True, frame)
+    del first
+    assert starts.optimizer_id == id(second)
+    del second
+    assert starts.optimizer_id == 0
 
 
 def test_what_only_the_page_of_a_dead_rank_has_is_copied_once(recorder: Recorder, monkeypatch) -> None:

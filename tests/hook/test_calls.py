@@ -6,6 +6,7 @@ import _thread
 import errno
 import json
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from importlib import import_module
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.hook.recording import active, backwards
+from ddpdoctor.hook.recording import Backward, active, backwards
 from ddpdoctor.hook.recording.crash_records import Calls
 from ddpdoctor.rundir import CALL_SLOTS, DDP_SLOTS, lines_of_calls
 
@@ -82,15 +83,42 @@ def brief(monkeypatch) -> Iterator[SimpleNamespace]:
     )
     session = SimpleNamespace(
         recorder=recorder,
-        backward=SimpleNamespace(depth=0, steps_optimizer=False, last=None, lines={}),
+        backward=Backward(recorder),  # type: ignore[arg-type]
         models=SimpleNamespace(first_reducing=lambda: seen, open=[]),
         devices=None,
         thread_is_known=True,
     )
     monkeypatch.setattr(active, "session", session)
     monkeypatch.setattr(backwards, "full", False)
+    monkeypatch.setattr(backwards, "usual", None)
     yield session
     backward._PART.off, backward._PART.errors = False, 0
+
+
+def test_what_is_noted_of_a_brief_backward_is_what_begin_notes(brief) -> None:
+    """The wrapper of backwards has a copy of ``begin``."""
+    noted = []
+    for is_brief in (True, False):
+        memory = Memory()
+        brief.recorder.calls = calls = Calls(memory)  # type: ignore[arg-type]
+        backwards.usual = None
+        rows: list[list[dict[str, Any]]] = []
+        reduce = backward._fast_wrapper(lambda rows=rows, memory=memory: rows.append(memory.rows()))
+        for step in range(2 * DDP_SLOTS):
+            if step % 3 == 1:  # DDP's other calls share the slots, and calls from Python share the numbers
+                calls.end(calls.begin(calls.recurring('"k":"bcast","pg":"0"', "0"), step, by_ddp=True))
+            if step % 4 == 2:
+                calls.end(calls.begin(calls.recurring(SUM, "0"), step))
+            brief.recorder.step = step
+            if not is_brief:
+                backwards.usual = None
+            reduce()
+            rows.append(memory.rows())
+        assert (backwards.usual is not None) and len(rows) == 4 * DDP_SLOTS
+        noted.append(rows)
+    assert noted[0] == noted[1]
+    last = noted[0][-2][-1]
+    assert (last["open"], last["step"], noted[0][-1][-1]["open"]) == (1, 2 * DDP_SLOTS - 1, 0)
 
 
 @pytest.mark.parametrize("memory", [Memory, NoMemory])
@@ -101,6 +129,61 @@ def test_a_backward_is_over_and_counted_once_also_without_memory_for_its_call(br
         reduce()
     assert brief.backward.depth == 0
     assert calls.recurring('"k":"bwd","pg":"0","at":0', "0").turns == [4]
+
+
+class Struck:
+    """A model that the job's signal handler interrupts when it is asked whether it reduces."""
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return True
+
+
+def test_what_a_handler_raises_in_a_brief_backward_is_the_jobs(brief) -> None:
+    """ValueError is also what Python raises for a frame that does not exist."""
+
+    def handler(*_: object) -> None:
+        raise ValueError("the job's")
+
+    def reduce_thrice(count: int) -> None:
+        for number in range(3):
+            if number == count:
+                brief.backward.model = Struck
+            reduce()
+
+    reduce, model = backward._fast_wrapper(lambda: None), brief.models.first_reducing().ref
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(ValueError, match="the job's"):
+            reduce_thrice(2)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    brief.backward.model = model
+    reduce_thrice(3)
+    assert brief.backward.depth == backward._PART.errors == 0
+
+
+def test_a_brief_backward_is_noted_only_on_its_thread_from_its_line_and_while_the_recording_lasts(
+    brief,
+) -> None:
+    calls = brief.recorder.calls
+    reduce = backward._fast_wrapper(lambda: None)
+
+    def reduce_here() -> None:
+        reduce()
+
+    for _ in range(3):
+        reduce_here()
+    count = calls.recurring('"k":"bwd","pg":"0","at":0', "0").turns
+    assert count == [3] and backwards.usual is brief.backward
+    other = threading.Thread(target=reduce_here)
+    other.start()
+    other.join()
+    assert count == [3], "another thread's backward is not recorded"
+    active.stop()
+    reduce_here()
+    assert count == [3] and backwards.usual is None
 
 
 _OUTERMOST = """

@@ -12,8 +12,24 @@ from typing import Any, Callable
 
 from ...rundir import EventField, EventKind, Phase
 from ..guard import part
-from ..patching import Patches, around, count_failure, exclude_from_compile, hide_from_warnings
-from ..recording import MOST_PLACES, Call, Session, active, backwards, exception_recorder, recording_here
+from ..patching import (
+    Patches,
+    around,
+    count_failure,
+    exclude_from_compile,
+    hide_from_warnings,
+    is_from_job_handler,
+)
+from ..recording import (
+    MOST_PLACES,
+    Backward,
+    Call,
+    Session,
+    active,
+    backwards,
+    exception_recorder,
+    recording_here,
+)
 from . import ddp, optimizers
 
 _PART = part("backward passes")
@@ -23,57 +39,67 @@ _REDUCING = EventKind.BACKWARD.opening + EventField.GROUP.next_key
 _TENSOR_BACKWARD: Any = None
 """The code of ``Tensor.backward``; set by ``install``."""
 
-_SLOW_PATH = -2
-"""``place`` of a backward that does not take the fast path. -1: it takes the fast path, but the calls page has no free slot for it."""
+_SLOW_PATH = -1
+"""``place`` of a backward that does not take the fast path."""
 
 _Token = tuple[Session, int, str, int]
 """The session, the start (0 in steps of which only the times are kept), the field with the source line, and the index of the call
 in the calls page."""
 
 
-class LastBackward:
-    """The last backward. The next one is usually called from the same line and reduces the same model."""
-
-    __slots__ = ("at", "call", "code", "is_method", "model")
-
-    def __init__(self, frame: FrameType, call: Call, model: weakref.ref[Any]) -> None:
-        """``frame`` called ``torch.autograd.backward``. It is ``Tensor.backward`` or the caller's own frame."""
-        caller = frame.f_back
-        self.is_method = frame.f_code is _TENSOR_BACKWARD and caller is not None
-        called = caller if self.is_method and caller is not None else frame
-        self.code, self.at = called.f_code, called.f_lasti
-        self.call, self.model = call, model
-
-
 def _fast_wrapper(original: Callable[..., Any]) -> Callable[..., Any]:  # noqa: C901
     """Like ``around``, with a fast path for a backward from the usual line in a step of which only the times are kept. Almost every
-    step takes the fast path. It makes as few calls as possible, because the hook's code is not in the CPU caches then."""
+    step takes the fast path. The hook's code and data are not in the CPU caches then, so what it reads is in few objects, all with
+    slots, and constants are literals: a name is one more object to read."""
     failed = exception_recorder(Phase.BACKWARD)
     slow_path = around(original, _PART, _before, _after, failed=failed)
+    switch, frame_above = backwards, sys._getframe
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901
-        place, current = _SLOW_PATH, active.session
-        if current is not None and not backwards.full and not _PART.off:
+        place, backward = _SLOW_PATH, switch.usual
+        if backward is not None and not switch.full:
             try:
-                recorder, backward = current.recorder, current.backward
-                last = backward.last
-                if last is not None and not backward.depth and recorder.thread == get_ident():
-                    frame, model = sys._getframe(1), last.model()
-                    if last.is_method:
-                        frame = frame.f_back or frame
-                    if frame.f_code is last.code and frame.f_lasti == last.at and model is not None:
-                        if model.require_backward_grad_sync:
-                            place = recorder.calls.begin(last.call, recorder.step, by_ddp=True)
-                            numbers = recorder.calls.numbers
+                recorder = backward.recorder
+                if not backward.depth and recorder.thread == get_ident():
+                    frame, model = frame_above(backward.frames), backward.model()
+                    if frame.f_code is backward.code and frame.f_lasti == backward.at and model is not None:
+                        calls, call = recorder.calls, backward.call
+                        numbers = calls.numbers
+                        if model.require_backward_grad_sync and numbers is not None:
+                            # The same as ``calls.begin(call, recorder.step, by_ddp=True)``. A test compares what both write.
+                            turns, last = call.turns, call.last
+                            calls.number = number = calls.number + 1
+                            calls.ddp_calls = count = calls.ddp_calls + 1
+                            turns[0] = turn = turns[0] + 1
+                            slot = 32 + count % 8
+                            at = slot * 32
+                            numbers[at + 1] = 0
+                            if calls.written[slot] is not call:
+                                numbers[at + 6 : at + 32] = call.text
+                                calls.written[slot] = call
+                            numbers[at] = 1
+                            numbers[at + 2] = turn
+                            numbers[at + 3] = last
+                            numbers[at + 4] = call.second_last
+                            numbers[at + 5] = recorder.step
+                            numbers[at + 1] = number
+                            call.second_last, call.last = last, turn
+                            place = at
                             # Set last: an exception from a signal handler of the job must not leave it set.
                             backward.depth = 1
+            except ValueError as error:
+                # The recording has ended, or the outermost frame calls ``torch.autograd.backward``: then the stack has fewer frames.
+                if is_from_job_handler(error):
+                    raise
             except Exception as error:
-                place = _SLOW_PATH
+                place, switch.usual = _SLOW_PATH, None
                 if not count_failure(_PART, error):
                     raise
         try:
             if place == _SLOW_PATH:
+                if _PART.off:
+                    switch.usual = None
                 return slow_path(*args, **kwargs)
             result = original(*args, **kwargs)
         except BaseException as raised:
@@ -88,11 +114,10 @@ def _fast_wrapper(original: Callable[..., Any]) -> Callable[..., Any]:  # noqa: 
             raised.__traceback__ = raised.__traceback__ and raised.__traceback__.tb_next
             raise
         backward.depth = 0
-        if place >= 0:
-            try:
-                numbers[place] = 0
-            except ValueError:
-                pass  # the recording has ended
+        try:
+            numbers[place] = 0
+        except ValueError:
+            pass  # the recording has ended
         return result
 
     hide_from_warnings(wrapper)
@@ -131,8 +156,24 @@ def _begin_reduction(current: Session, frame: FrameType) -> tuple[str, int]:
     if model is None:
         return where, -1
     call = calls.recurring(f'{_REDUCING}"{model.group}"{where}', model.group)
-    current.backward.last = LastBackward(frame, call, model.ref)
+    _expect(current.backward, frame, call, model.ref)
     return where, calls.begin(call, current.recorder.step, by_ddp=True)
+
+
+def _expect(backward: Backward, frame: FrameType, call: Call, model: weakref.ref[Any]) -> None:
+    """Expect the next backwards to be like this one. ``frame`` called ``torch.autograd.backward``. It is ``Tensor.backward`` or the
+    caller's own frame."""
+    backwards.usual = (
+        None  # in case a signal handler of the job calls a backward before the last field is set
+    )
+    caller = frame.f_back
+    is_method = frame.f_code is _TENSOR_BACKWARD and caller is not None
+    called = caller if is_method and caller is not None else frame
+    backward.frames = 2 if is_method else 1
+    backward.code, backward.at = called.f_code, called.f_lasti
+    backward.call, backward.model = call, model
+    if call.text is not None:
+        backwards.usual = backward
 
 
 def _line_of(current: Session, frame: FrameType, above: FrameType) -> str:

@@ -51,6 +51,7 @@ class _OpenStep:
 
 
 open_step = _OpenStep()
+_frame_above = sys._getframe
 
 
 def _reset() -> None:
@@ -133,23 +134,21 @@ def after_step(optimizer: Any, end: int) -> None:
 def _after_optimizer_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """torch calls this after each optimizer step that did not raise. Two frames above is the caller of that step.
 
-    Raises only exceptions of the job's signal handlers. In most steps of a long job this is the only function of the hook that
-    runs. By then the model's data have displaced the hook's code from the CPU caches, and each function call costs 3 to 5 us, so
-    there are few.
+    Raises only exceptions of the job's signal handlers. The model's data have displaced the hook's code and data from the CPU caches
+    by then, so in a brief step it reads few objects and calls few functions, of Python or of C.
     """
     at = perf_counter_ns()
-    if _PART.off:
-        return
     try:
         if (
             not starts.full
-            and optimizer is starts.only_optimizer()
-            and sys._getframe(2).f_code is starts.caller
+            and id(optimizer) == starts.optimizer_id
+            and _frame_above(2).f_code is starts.caller
         ):
             recorder = active.recorder
             if recorder is not None and recorder.end_brief_step(at):
                 return
-        _handle_step_end(optimizer, at, sys._getframe(1))
+        if not _PART.off:
+            _handle_step_end(optimizer, at, _frame_above(1))
     except Exception as error:
         starts.full = True
         if not count_failure(_PART, error):
@@ -168,13 +167,13 @@ def _handle_step_end(optimizer: Any, at: int, step_frame: Any) -> None:
     if current is None:
         return
     caller: Any = step_frame.f_back
-    if optimizer is starts.only_optimizer() and caller.f_code is starts.caller:
+    if id(optimizer) == starts.optimizer_id and caller.f_code is starts.caller:
         current.stepping.after_brief(at)
     elif _is_in_stack(step_frame.f_code, caller):
         # It is nested in another optimizer's step. The end of that one must still be handled as a brief step's, because
         # its start was not recorded.
         open_step.has_nested_steps, starts.caller = True, None
-    elif optimizer is starts.only_optimizer():
+    elif id(optimizer) == starts.optimizer_id:
         starts.caller, starts.full = caller.f_code, open_step.has_nested_steps
         current.stepping.after_brief(at)
     else:

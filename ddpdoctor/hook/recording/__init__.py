@@ -17,7 +17,7 @@ from .crash_records import (
     exception_recorder,
 )
 from .recorder import MOST_EVENTS, Recorder, recording_here
-from .session import LAST_SETTINGS_STEP, Session
+from .session import LAST_SETTINGS_STEP, Backward, Session
 from .steps import IN_BACKWARD
 from .thread_times import ThreadTimes
 from .writer import Writer

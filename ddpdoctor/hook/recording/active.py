@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 from ..patching import Switch
 
@@ -12,39 +12,61 @@ if TYPE_CHECKING:
     from .session import Session
 
 
+class EveryStep:
+    """Attributes of the recorder that are read in every step. Slots are next to each other in memory, in few lines of a cold cache."""
+
+    __slots__ = (
+        "_start",
+        "brief_until",
+        "calls",
+        "epoch_offset_ns",
+        "events",
+        "heartbeat",
+        "marks",
+        "pending",
+        "step",
+        "thread",
+    )
+
+
 class BackwardSwitch(Switch):
     """Whether wrappers of backwards record. If ``always`` is set, also in steps of which only the times are kept."""
 
-    __slots__ = ("always",)
+    __slots__ = ("always", "usual")
 
     def __init__(self) -> None:
         super().__init__(True)
         self.always = True
         """Set if optimizers step inside backwards, whose start and end are then needed, or if this torch does not report that it is
         inside a backward."""
-
-
-def _no_optimizer() -> None:
-    return None
+        self.usual: Any = None
+        """The ``Backward`` of the session, which describes the call of its usual backward; None while that is unknown."""
 
 
 class OptimizerStarts(Switch):
     """Whether hooks before optimizer steps do anything. They need not if only the times of steps are kept and the end of one
     optimizer's step ends each step. Such steps are called brief."""
 
-    __slots__ = ("caller", "only_optimizer")
+    __slots__ = ("_reference", "caller", "optimizer_id")
 
     def __init__(self) -> None:
         super().__init__(True)
-        self.only_optimizer: Callable[[], Any] = _no_optimizer
-        """Returns that optimizer (held weakly); None if it cannot be recognized by identity."""
+        self.optimizer_id = 0
+        """The id of that optimizer; 0 once it is gone, or if it cannot be recognized by identity."""
+        self._reference: weakref.ref[Any] | None = None
         self.caller: Any = None
         """The code that calls its step. A call from other code may be part of another optimizer's step."""
 
     def expect(self, optimizer: Any, is_recognizable: bool, caller: Any) -> None:
         """Expect the next steps to be brief ones of ``optimizer``, called in the frame ``caller``."""
-        self.only_optimizer = weakref.ref(optimizer) if is_recognizable else _no_optimizer
+        self.optimizer_id = 0
+        self._reference = weakref.ref(optimizer, self._forget) if is_recognizable else None
+        self.optimizer_id = id(optimizer) if is_recognizable else 0
         self.caller = caller.f_code
+
+    def _forget(self, reference: weakref.ref[Any]) -> None:
+        # Python calls it before another object can get the id, and not for a reference that has been replaced.
+        self.optimizer_id = 0
 
 
 class Active(Switch):
@@ -71,7 +93,7 @@ class Active(Switch):
 
     def stop(self) -> None:
         """End the recording of this process."""
-        self.session = self.recorder = None
+        self.session = self.recorder = backwards.usual = None
         self.record(full=False)
 
 

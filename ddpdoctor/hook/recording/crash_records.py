@@ -30,6 +30,8 @@ MOST_PLACES = 10_000
 class Calls(CallsPage):
     """The last calls of collectives of a recording, and a cache of recurring calls."""
 
+    __slots__ = ("_recurring", "_turns", "known")
+
     def __init__(self, spool: Spool) -> None:
         super().__init__(spool)
         self._turns: dict[str, list[int]] = {}

@@ -29,7 +29,7 @@ from ...rundir import (
 )
 from ..job import CodeKinds, Lines
 from ..patching import is_from_job_handler
-from .active import active
+from .active import EveryStep, active
 from .crash_records import Calls
 from .thread_times import ThreadTimes
 
@@ -67,7 +67,7 @@ _EVALUATIONS = EventKind.EVALUATION.opening + EventField.COUNT.next_key
 _MORE = EventKind.MORE.opening + EventField.COUNT.next_key
 
 
-class Recorder:
+class Recorder(EveryStep):
     """Records the training thread of one rank. Only that thread calls its methods; other threads use only ``write_brief_steps``
     and ``pending``."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from threading import get_ident
 from types import CodeType
-from typing import Any
+from typing import Any, Callable
 
 from ...rundir import Spool, id_of_root
 from ..job import CodeKinds, Loaders, Models, NumberedWeakMap, Roles
 from .active import active
+from .crash_records import Call
 from .devices import devices_of
 from .recorder import Recorder
 from .steps import Stepping
@@ -22,16 +23,26 @@ LAST_SETTINGS_STEP = 3
 
 
 class Backward:
-    """The outermost backward in progress on the training thread."""
+    """The outermost backward in progress on the training thread, and the call of the last one that reduced gradients: the next one
+    is usually called from the same line and reduces the same model."""
 
-    __slots__ = ("depth", "last", "lines", "steps_optimizer")
+    __slots__ = ("at", "call", "code", "depth", "frames", "lines", "model", "recorder", "steps_optimizer")
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
         self.depth = 0
         self.steps_optimizer = False
         """Whether an optimizer stepped inside it."""
-        self.last: Any = None
-        """The last backward, for the wrapper of backwards; None before the first one."""
+        self.frames = 1
+        """Number of frames from the wrapper of backwards to the frame that called the last one; with the next four, set by that
+        wrapper."""
+        self.code: CodeType | None = None
+        """The code of that frame."""
+        self.at = -1
+        """The index of that frame's instruction."""
+        self.call: Call | None = None
+        self.model: Callable[[], Any] = lambda: None
+        """Returns the DDP module whose gradients it reduced (held weakly)."""
         self.lines: dict[tuple[int, ...], tuple[str, CodeType, CodeType]] = {}
         """The field with the source line, by place. Keeping the code objects prevents reuse of their ids."""
 
@@ -53,7 +64,7 @@ class Session:
         self.devices = devices_of(self.recorder)
         if self.devices is not None:
             self.stepping.at_every_step = self.devices.at_step
-        self.backward, self.models, self.loaders = Backward(), Models(), Loaders()
+        self.backward, self.models, self.loaders = Backward(self.recorder), Models(), Loaders()
         self.optimizers: NumberedWeakMap[int] = NumberedWeakMap()
         self.roles = Roles()
         """Roles of the optimizers."""
