@@ -163,9 +163,8 @@ def _begin_reduction(current: Session, frame: FrameType) -> tuple[str, int]:
 def _expect(backward: Backward, frame: FrameType, call: Call, model: weakref.ref[Any]) -> None:
     """Expect the next backwards to be like this one. ``frame`` called ``torch.autograd.backward``. It is ``Tensor.backward`` or the
     caller's own frame."""
-    backwards.usual = (
-        None  # in case a signal handler of the job calls a backward before the last field is set
-    )
+    # A signal handler of the job may call a backward before the last field is set.
+    backwards.usual = None
     caller = frame.f_back
     is_method = frame.f_code is _TENSOR_BACKWARD and caller is not None
     called = caller if is_method and caller is not None else frame
