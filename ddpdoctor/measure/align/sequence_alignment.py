@@ -398,7 +398,8 @@ def _closest(label: Ints, end: Ints, at_label: Ints, at: Ints) -> Ints:
     """For each time in ``at``, the row with the same label and the nearest end; -1 without any."""
     count = len(label)
     labels, times = np.concatenate((label, at_label)), np.concatenate((end, at))
-    order = np.lexsort((np.arange(len(labels)) >= count, times, labels))
+    # The sort is stable, so that at equal times the rows stand before the times in ``at``.
+    order = np.lexsort((times, labels))
     places = np.where(order < count, np.arange(len(order)), -1)
     before = np.maximum.accumulate(places)
     places = np.where(order < count, np.arange(len(order)), len(order))

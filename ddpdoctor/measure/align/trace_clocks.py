@@ -133,7 +133,7 @@ def _drift(local: Array, difference: Array, before: float) -> float:
         return before
     # The median of the slopes between events half the window apart is robust to outliers on either side.
     order, half = np.argsort(local, kind="stable"), len(local) // 2
-    run, rise = (of[order][half:] - of[order][: len(of) - half] for of in (local, difference))
+    run, rise = (of[half:] - of[: len(of) - half] for of in (local[order], difference[order]))
     drift = float(np.median(rise[run > 0] / run[run > 0])) if (run > 0).any() else 0.0
     left = difference - drift * local
     # Error of the slope through events spread evenly over the span: https://en.wikipedia.org/wiki/Simple_linear_regression

@@ -30,10 +30,9 @@ def union(start: ArrayLike, end: ArrayLike) -> Intervals:
         starts, ends = starts[keep], ends[keep]
     order = np.argsort(starts, kind="stable")
     starts, reach = starts[order], np.maximum.accumulate(ends[order])
-    first = np.ones(len(starts), bool)
-    first[1:] = starts[1:] > reach[:-1]
-    last = np.append(np.flatnonzero(first)[1:] - 1, len(starts) - 1)
-    return starts[first], reach[last]
+    # A new interval begins after each end that the next start exceeds.
+    last = np.flatnonzero(starts[1:] > reach[:-1])
+    return starts[np.concatenate(([0], last + 1))], reach[np.concatenate((last, [-1]))]
 
 
 def union_of(*sets: Intervals) -> Intervals:

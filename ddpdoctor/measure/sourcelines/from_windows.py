@@ -58,9 +58,9 @@ def explaining_annotation(window: Window, annotations: Ints, time: Intervals) ->
     trace, rows, whole_ns = window.trace, annotations, total(time)
     if not whole_ns or not rows.size:
         return None
-    start, end = trace.start_ns[rows] + window.shifted_ns, trace.end_ns[rows] + window.shifted_ns
+    start, duration = trace.start_ns[rows] + window.shifted_ns, trace.duration_ns[rows]
     ids, name = np.unique(trace.name[rows], return_inverse=True)
-    inside, lengths = (np.bincount(name, ns) for ns in (covered(time, start, end), trace.duration_ns[rows]))
+    inside, lengths = (np.bincount(name, ns) for ns in (covered(time, start, start + duration), duration))
     found = np.flatnonzero(inside >= _MIN_EXPLAINED_SHARE * whole_ns)
     return trace.names[int(ids[found[np.argmin(lengths[found])]])] if found.size else None
 
@@ -246,12 +246,14 @@ class WindowSourceLines(SourceLines):
             rows = _outermost(trace, trace.category_mask("cpu_op"))
             if not rows.size:
                 continue
-            start, end = trace.start_ns[rows] + window.shifted_ns, trace.end_ns[rows] + window.shifted_ns
+            start = trace.start_ns[rows] + window.shifted_ns
             whole_ns += total(time)
-            for name, spent_ns in zip(
-                trace.name[rows].tolist(), covered(time, start, end).tolist(), strict=True
-            ):
-                names[trace.names[name].removeprefix(_ENGINE_PREFIX)] += spent_ns
+            ids, first, name = np.unique(trace.name[rows], return_index=True, return_inverse=True)
+            spent = np.bincount(name, covered(time, start, start + trace.duration_ns[rows]))
+            for place in np.argsort(
+                first, kind="stable"
+            ):  # of operators with equal times, the first one counts
+                names[trace.names[ids[place]].removeprefix(_ENGINE_PREFIX)] += spent[place]
         return [
             name
             for name, spent_ns in names.most_common(_MOST_OPERATORS)

@@ -24,7 +24,8 @@ def host_recorded(trace: RankTrace) -> bool:
 def event_union(trace: RankTrace, mask: Mask) -> Intervals:
     """Return the union of the events in ``mask``."""
     rows = np.flatnonzero(mask)
-    return union(trace.start_ns[rows], trace.end_ns[rows])
+    start = trace.start_ns[rows]
+    return union(start, start + trace.duration_ns[rows])
 
 
 def launches(trace: RankTrace, rows: Ints) -> Ints:
