@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor import rundir
 from ddpdoctor.diagnose import rule_texts
 from ddpdoctor.diagnose.diagnosis import RUNNING, UNKNOWN
 from ddpdoctor.diagnose.load import RuleSet
@@ -30,15 +31,12 @@ from ddpdoctor.rundir import (
     closed_folders,
     files_below,
     is_run_directory,
-    launcher_runs,
     ranks_in_words,
     read_sources,
     recorded_notes,
-    recover,
     run_directories,
 )
 from ddpdoctor.rundir.attempts import starts_of
-from ddpdoctor.rundir.liveness import is_running
 from ddpdoctor.rundir.stops import launches_of
 from ddpdoctor.stages import Progress, Stage, no_progress, progress_counter
 from ddpdoctor.stall import Dumps, find_dumps
@@ -256,7 +254,7 @@ def no_data_reason(paths: Sequence[str], inputs: Inputs) -> str:
     reason = "no rank recorded a step" if inputs.logs else "no rank was recorded"
     more = f" ({inputs.notes[0]})" if inputs.notes else ""
     why = "The command may not have started a PyTorch job, or ended before its first optimizer step"
-    if unfinished and all(launcher_runs(run.path, run.manifest) is False for run in unfinished):
+    if unfinished and all(rundir.launcher_runs(run.path, run.manifest) is False for run in unfinished):
         why = "Its launcher was killed before that"
     elif unfinished:
         why = f"The job may run and {'be in its first step' if inputs.logs else 'not have come so far'}, or was killed there"
@@ -286,8 +284,10 @@ _RUNNING = {
 
 def is_running_here(run: RunDirectory) -> bool:
     """Whether a launcher or rank of the job is known to run on this machine."""
+    from ddpdoctor.rundir.liveness import is_running
+
     documents = [*launches_of(run.path, []), *(record.info for record in run.recordings)]
-    return any(map(is_running, documents)) or launcher_runs(run.path, run.manifest) is True
+    return any(map(is_running, documents)) or rundir.launcher_runs(run.path, run.manifest) is True
 
 
 def _no_such_window(runs: Sequence[_Run], number: int) -> str:
@@ -305,7 +305,7 @@ def _no_such_window(runs: Sequence[_Run], number: int) -> str:
 
 
 def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
-    unsaved = {folder: recover(folder) for folder in folders}
+    unsaved = {folder: rundir.recover(folder) for folder in folders}
     try:
         directories, others = _runs_of_first_job(RunDirectory.open_all(folders, options.attempt))
     except UnknownAttemptError as error:

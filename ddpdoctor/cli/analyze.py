@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from ddpdoctor.written import Form
 
 EXIT_FAIL_ON = 1
+_COLOUR_VARIABLES = {"FORCE_COLOR", "TTY_COMPATIBLE"}
+"""Environment variables with which Rich may use colours although its output is not a terminal."""
 
 
 @click.command("analyze")
@@ -165,8 +168,6 @@ def command(
         "source_text": not no_source_text,
     }
     diagnosis = diagnosis_at(*paths, rules=rules, **options)
-    from rich.console import Console
-
     from ddpdoctor import report
 
     if redacted:
@@ -188,16 +189,34 @@ def command(
         [(contents[option], path, form) for option, (path, form) in outputs.items() if path is not None],
         report_on_stdout=to_stdout(files),
     )
-    console = Console(stderr=to_stdout(files))
-    report.print_terminal(diagnosis, console, quiet=quiet, verbose=verbose)
-    if not quiet:
-        say_written(files)
+    _show(diagnosis, files, quiet=quiet, verbose=verbose, hint=html is None)
     if opened and html is not None:
         open_in_browser(html)
-    elif html is None and not quiet and console.is_terminal:
-        say("`--open` shows the report with its charts in the browser; `--html F` writes it.", err=True)
     if fail_on is not None:
         _exit_by_severity(diagnosis, fail_on)
+
+
+def _show(
+    diagnosis: Diagnosis, files: Sequence[Path | None], *, quiet: bool, verbose: bool, hint: bool
+) -> None:
+    """Print the diagnosis and the written ``files``. ``hint``: on a terminal, also name the options that write HTML."""
+    on_stderr = to_stdout(files)
+    stream = sys.stderr if on_stderr else sys.stdout
+    # Without colours, one line needs neither Rich nor the rest of the report, whose import takes a twentieth of a small analysis.
+    if quiet and not (stream.isatty() or _COLOUR_VARIABLES & os.environ.keys()):
+        say(diagnosis.verdict.headline, err=on_stderr)
+        return
+    from rich.console import Console
+
+    from ddpdoctor.report import print_terminal
+
+    console = Console(stderr=on_stderr)
+    print_terminal(diagnosis, console, quiet=quiet, verbose=verbose)
+    if quiet:
+        return
+    say_written(files)
+    if hint and console.is_terminal:
+        say("`--open` shows the report with its charts in the browser; `--html F` writes it.", err=True)
 
 
 def _exit_by_severity(diagnosis: Diagnosis, fail_on: str) -> None:

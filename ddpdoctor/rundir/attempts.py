@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .liveness import is_running
-
 if TYPE_CHECKING:
     from .reader import RankRecord, RunDirectory
 
@@ -133,6 +131,8 @@ def starts_of(runs: Sequence[RunDirectory]) -> list[list[RunDirectory]]:
 
 def _continues(new: Sequence[RunDirectory], old: Sequence[RunDirectory]) -> bool:
     """Whether the runs ``new`` are the next start of the job of ``old``."""
+    from .liveness import is_running
+
     ends = [run.manifest.get("ended_ns") for run in old]
     if min(map(_launched_ns, new)) < max((end for end in ends if isinstance(end, int)), default=1):
         return False

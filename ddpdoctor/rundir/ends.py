@@ -11,8 +11,6 @@ from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
-from .liveness import is_running
-
 POLITE = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 """Signals with which a launcher, scheduler, controller or user asks a process to end."""
 
@@ -138,6 +136,8 @@ def job_end(
     """Combine the manifests of the job's runs, written by the launchers that created them, and the records of all launchers. A
     launcher that ended before ``since_ns``, the start of the last attempt, counts only if there is no other: the job continued
     without it."""
+    from .liveness import is_running
+
     own = [each for each in manifests if each]
     own_launchers = [_launcher(each) for each in own]
     known = [*own, *(each for each in launches if _launcher(each) not in own_launchers)]

@@ -11,7 +11,6 @@ from typing import Any, BinaryIO, Callable
 from . import layout
 from .attempts import Attempt, attempts_of, starts_of
 from .compaction import STEP_LINES, last_step, stream_end_of, stream_shift
-from .draining import spools_of
 from .files import folders_in, is_regular, parsed, read_json, reading, reason_of, unreadable
 from .notes import Note, NoteCode
 from .segments import uncopied_bytes
@@ -205,6 +204,8 @@ class RunDirectory:
 
     @classmethod
     def _read(cls, path: str) -> RunDirectory:
+        from .draining import spools_of
+
         notes: list[Note] = []
         manifest = read_manifest(path, notes)
         spools = {os.path.basename(target): spool for spool, target in spools_of(path)}

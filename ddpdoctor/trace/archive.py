@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import io
 import struct
-import zipfile
 import zlib
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -21,6 +20,9 @@ from numpy.typing import NDArray
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.columns import LIMIT_NS, MAX_DURATION_NS, Collectives, RankTrace, TraceMeta, column_types
 from ddpdoctor.trace.sources import MAX_RANKS, host_of_name, rank_of_name
+
+if TYPE_CHECKING:  # its import takes longer than that of this package
+    import zipfile
 
 _ABSENT = -1
 """Value of an absent id or number, see :mod:`.columns`."""
@@ -117,6 +119,8 @@ def is_archive(path: str) -> bool:
 
 def write_archive(target: BinaryIO, trace: RankTrace) -> None:
     """Writes ``trace``. Equal traces give equal bytes. Raises OSError."""
+    import zipfile
+
     head = _Head(SCHEMA, trace.meta, trace.names, trace.categories)
     with zipfile.ZipFile(target, "w") as archive:
         packed = zipfile.ZipInfo("head.json")
@@ -131,6 +135,8 @@ def read_archive(source: BinaryIO, path: str) -> RankTrace:
 
     Raises OSError, and :class:`UnusableInput` if it is not a ``.columns`` file, is damaged, or has another schema.
     """
+    import zipfile
+
     try:
         with zipfile.ZipFile(source) as archive:
             data = _member(archive, "head.json", _HEAD_FREE_BYTES, _MAX_HEAD_RATIO)

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import ranks_in_words
 from ddpdoctor.trace.archive import is_archive
-from ddpdoctor.trace.clusters import open_engine
 from ddpdoctor.trace.columns import RUNTIME_CALLS, InternPool, RankTrace
 from ddpdoctor.trace.formats import file_of
 from ddpdoctor.trace.processes import (
@@ -135,7 +134,7 @@ def read_traces(
 
     ``jobs``: maximum number of processes (default: one per processor). ``progress`` is called with the share of the files' bytes that has
     been read, 0 to 1. ``ranks``: rank by file, if known. ``cache``: use the cache of parsed columns if the files are large enough.
-    ``engine``: see :func:`open_engine` (default: processes of this machine).
+    ``engine``: see :func:`.clusters.open_engine` (default: processes of this machine).
     """
     keep_freed_memory()
     known = ranks or {}
@@ -170,6 +169,8 @@ def _engine(
     files: Sequence[str], jobs: int | None, engine: str | None, on_progress: ProgressCallback
 ) -> Engine:
     if engine is not None:
+        from ddpdoctor.trace.clusters import open_engine
+
         return open_engine(engine, jobs)
     # A container may use fewer processors than the machine has.
     is_known = hasattr(os, "sched_getaffinity")

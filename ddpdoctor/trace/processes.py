@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import socket
 import stat
 import sys
 import time
@@ -247,6 +246,7 @@ def read_in_processes(tasks: Sequence[Task], workers: int, on_progress: Progress
 
 
 def _start(task: Task) -> _Worker:
+    import socket
     import subprocess
     from multiprocessing.connection import Connection
 

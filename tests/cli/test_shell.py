@@ -98,4 +98,6 @@ def test_colours_are_off_when_piped_and_by_no_color():
 def test_quiet_and_verbose():
     usual, quiet, verbose = analyze(RUN), analyze("--quiet", RUN), analyze("--verbose", RUN)
     assert quiet.count("\n") == 1 and quiet.startswith("Rank 1 waits")
+    coloured = analyze("--quiet", RUN, FORCE_COLOR="1", TERM="xterm-256color")
+    assert ESCAPE in coloured and re.sub(r"\x1b\[[0-9;]*m", "", coloured) == quiet
     assert len(usual) < len(verbose) and "lacked data" in verbose

@@ -18,12 +18,16 @@ OF_RUNS = {"rundir", "diagnose", "measure", "report", "stall", "trace", "analysi
 """Packages of ddpdoctor that help does not import."""
 TRACES = WORDS_ALONE | {"numpy", "msgspec", "typing_extensions", "rich", "cel", "jinja2", "markupsafe"}
 """Packages of others that an analysis of traces needs; Jinja2 where there is a finding."""
+TRACE_FILES = sorted(ROOT.glob("fixtures/barrier/ranks/*/trace.json.gz"))
 OTHERS_NEED = {
     "ddpdoctor.analysis.dataframes": "polars",
     "ddpdoctor.report.charts": "HTML reports",
     "ddpdoctor.report.redaction": "--redact",
+    "ddpdoctor.rundir.draining": "run directories",
+    "ddpdoctor.rundir.liveness": "run directories",
     "ddpdoctor.stall.evidence": "run directories",
     "ddpdoctor.stall.recording": "dumps of flight recorders",
+    "ddpdoctor.trace.clusters": "Dask and Ray",
     "ddpdoctor.trace.formats.nsight.reader": "exports of Nsight Systems",
     "asyncio": "nobody",
     "concurrent.futures": "several processes",
@@ -32,8 +36,10 @@ OTHERS_NEED = {
     "rich.markdown": "nobody",
     "rich.progress": "terminals",
     "rich.syntax": "colours",
+    "socket": "several processes",
     "sqlite3": "exports of Nsight Systems",
     "subprocess": "nobody",
+    "zipfile": "the cache of traces",
 }
 """Modules that an analysis of small traces, written to a pipe, does without, and who needs them."""
 
@@ -114,18 +120,26 @@ def test_a_job_is_started_without_the_analysis():
     assert of_others(imported("import ddpdoctor.cli.run")) <= WORDS_ALONE
 
 
-def test_traces_are_analysed_without_what_only_others_need(tmp_path):
+@pytest.mark.parametrize(("option", "unneeded"), [("--static", set()), ("--quiet", {"rich"})])
+def test_traces_are_analysed_without_what_only_others_need(tmp_path, option, unneeded):
     code = (
         "from ddpdoctor.cli.main import cli\n"
-        f"cli(['analyze', *{[str(file) for file in sorted(ROOT.glob('fixtures/barrier/ranks/*/trace.json.gz'))]}],"
-        " standalone_mode=False)"
+        f"cli(['analyze', {option!r}, *{[str(file) for file in TRACE_FILES]}], standalone_mode=False)"
     )
     for _ in range(2):
         # What the first call imports to check the rules, the second finds checked.
         names = imported(code, XDG_CACHE_HOME=str(tmp_path))
     # Where extras are installed, a faster gzip is used.
-    assert of_others(names) - {"isal"} <= TRACES
+    assert of_others(names) - {"isal"} <= TRACES - unneeded
     assert set(names) & set(OTHERS_NEED) == set()
+
+
+def test_a_process_that_reads_traces_imports_no_more_than_that_takes():
+    names = imported(
+        f"from ddpdoctor.trace.processes import read_one\nassert read_one({str(TRACE_FILES[0])!r}, None, False)[0] is not None"
+    )
+    assert of_others(names) - {"isal"} <= {"numpy", "msgspec", "typing_extensions"}
+    assert set(names) & {*OTHERS_NEED, "logging", "numpy.ma", "shutil", "ddpdoctor.rundir.spool"} == set()
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, TRACE_FILE, Note, NoteCode
-from ddpdoctor.rundir.liveness import is_running
 
 from .log import UNKNOWN_LINES, RankLog
 
@@ -131,6 +130,8 @@ def _recorded_sentences(log: RankLog) -> list[str]:
 
 def _lost_window_notes(logs: Sequence[RankLog], ended: bool) -> Iterator[Note]:
     """Notes on ranks that were killed, or are read, while their window was open, and on ranks whose saved window is missing."""
+    from ddpdoctor.rundir.liveness import is_running
+
     for log in logs:
         state = _window_state(log)
         if state in ("open", "saving") and log.record.trace is None:
