@@ -72,7 +72,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     last_step: int | None = None
     """Last step in which it happens."""
     persistence: str = "always"
-    """"always" (over 80 % of steps), "range" (a run of neighboring steps), "periodic" or "random"."""
+    """"always" (over 80 % of the measured steps), "range" (a run of neighboring steps), "periodic" or "random"."""
     period_steps: int | None = None
     """Steps from one occurrence to the next, if periodic."""
     stands_out_in: list[int] = []
@@ -301,7 +301,8 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Mean number of batches ready in the queue, on the rank with the fewest."""
     fetch_share: float | None = None
     """Part of the time in ``next`` that fetching ready batches takes: the lower quartile of its durations, times their number. Smallest of
-    all ranks."""
+    all ranks. Of simulated jobs whose batches are ready, 95 % have 0.26 or more, half
+    0.56 or more: fetches scatter, and the machine is busy."""
     ready_ms: float | None = None
     """Mean time that a batch of that rank is ready before the training thread takes it: ``ready_batches`` times the mean time between two
     requests (Little's law)."""

@@ -30,7 +30,7 @@ from .communication import (
 )
 from .gpus import device_errors, gpu_facts, memory_of_gpu, program_errors, rank_gpus, throttled_beyond_others
 from .hosts import Cores, host_cores, host_facts
-from .job import asleep_shares, creation_line, data_waits_ms, ddp_facts, job_facts, loader_facts
+from .job import asleep_shares, creation_line, data_waits_ms, ddp_facts, fetch_share, job_facts, loader_facts
 from .steps import (
     added_by_profiler,
     critical_breakdown,

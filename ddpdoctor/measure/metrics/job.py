@@ -73,7 +73,7 @@ def loader_facts(
         "where": creation_line(log, settings.get("where")),
         "wait_ms": median_ms,
         **_ready_batches(logs),
-        "fetch_share": _fetch_share(logs),
+        "fetch_share": _least_fetch_share(logs),
         "computing_share": 1 - asleep[slowest.rank] if slowest.rank in asleep else None,
     }
     return LoaderFacts(**known)
@@ -111,9 +111,14 @@ def asleep_shares(logs: Sequence[RankLog]) -> dict[int, float]:
     return shares
 
 
-def _fetch_share(logs: Sequence[RankLog]) -> float | None:
-    """Part of the time in ``next`` that the requests would take if each batch were ready: the lower quartile of their durations, times
-    their number. Smallest of all ranks; None without batches."""
+def fetch_share(taken_ns: Sequence[float]) -> float:
+    """Part of the time in ``next`` that the requests would take if each batch were ready: the lower quartile of their durations,
+    ``taken_ns`` [N >= 1], times their number. The durations must not all be 0."""
+    return float(np.quantile(taken_ns, _READY_QUANTILE)) * len(taken_ns) / sum(taken_ns)
+
+
+def _least_fetch_share(logs: Sequence[RankLog]) -> float | None:
+    """The smallest :func:`fetch_share` of all ranks; None without batches."""
     shares = []
     for log in logs:
         taken_ns = [
@@ -123,7 +128,7 @@ def _fetch_share(logs: Sequence[RankLog]) -> float | None:
             if event.gives_batch and log.is_of_training(event)
         ]
         if sum(taken_ns):
-            shares.append(float(np.quantile(taken_ns, _READY_QUANTILE)) * len(taken_ns) / sum(taken_ns))
+            shares.append(fetch_share(taken_ns))
     return min(shares, default=None)
 
 
