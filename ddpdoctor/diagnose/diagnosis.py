@@ -144,6 +144,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[int] | None = None
     """[first, last]; None if in all steps."""
     persistence: str | None = None
+    """When it occurs in the steps that were examined (:attr:`coverage`): as of a cost in the facts. Whether "always" in 20 steps or fewer
+    lasts is not known."""
     where: list[Where] = []
     costs_ms_per_step: float | None = None
     costs_ms_per_step_range: list[float] | None = None

@@ -411,7 +411,7 @@ class _Run:
 
     def _explanation(self, names: dict[str, Any]) -> str:
         short = self.common.short_window if is_from_short_window(self.cost) else None
-        added = [short.explain] if short else []
+        added = [short.explain] if short else [self.common.lasting]
         added += [self.common.close] if self.cost and self.cost["waiting_ms_per_step"] is not None else []
         return rule_texts.render("\n\n".join([self.rule.explain, *added]), names)
 

@@ -121,6 +121,8 @@ class Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     short_window: ShortWindow | None = None
     frameworks: list[Framework] = []
     """The table of ``frameworks.yaml``."""
+    lasting: str = ""
+    """Text added to the explanation of every cost; not empty if it was examined in too few steps to show that it lasts."""
     close: str = ""
     """Text added to the explanation if the cost depends on whether computation waits for collectives and the data do not show it."""
 
@@ -269,7 +271,8 @@ def _no_fact(path: str) -> str:
 def checked_common(content: bytes, path: Path) -> Common:
     """Decode and check ``common.yaml``. The :class:`RuleError` names the file, the field and the reason."""
     common: Common = _decode(content, path, Common)
-    expressions, templates = [("cost_when", common.cost_when)], [("close", common.close)]
+    expressions = [("cost_when", common.cost_when)]
+    templates = [("lasting", common.lasting), ("close", common.close)]
     if (shown := common.cost_shown) is not None:
         expressions.append(("cost_shown.when", shown.when))
         templates.append(("cost_shown.otherwise", shown.otherwise))

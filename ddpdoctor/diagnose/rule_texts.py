@@ -242,6 +242,11 @@ def waiting(stop: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> st
     return f"{text}{at(stop['waits_at'])}{since}".rstrip(",") + ". "
 
 
+FEW_STEPS = 20
+"""So many steps, or fewer, do not show that what is in all of them lasts: see the rates for ranks whose speed drifts, in
+``docs/how-it-works.md``."""
+
+
 def often(cost: Mapping[str, Any]) -> str:
     """Frequency of a cost: "in every step", "every 50 steps", "in every step from 100 to 180", "in 2 of 7 recorded steps (...)", ..."""
     first, last, period = cost.get("first_step"), cost.get("last_step"), cost.get("period_steps")
@@ -257,7 +262,16 @@ def often(cost: Mapping[str, Any]) -> str:
         return f"in every step from {first} to {last}"
     if persistence in ("random", "periodic", "range") and hit and seen:
         return f"in {hit} of {seen} steps"
-    return "in every step" if persistence == "always" else "in some steps"
+    return (in_few(cost).strip() or "in every step") if persistence == "always" else "in some steps"
+
+
+def in_few(cost: Mapping[str, Any]) -> str:
+    """ " in all 7 steps examined", or " in 6 of 7 steps examined", of a cost in nearly all of few steps, which may not last; else ""."""
+    hit, seen = cost.get("steps_hit") or 0, cost.get("steps_seen") or 0
+    if cost.get("persistence") != "always" or not hit or not 1 < seen <= FEW_STEPS:
+        return ""
+    all_seen = "both" if seen == 2 else f"all {seen}"
+    return f" in {all_seen if hit == seen else f'{hit} of {seen}'} steps examined"
 
 
 def each_ms(cost: Mapping[str, Any]) -> float | None:
@@ -432,7 +446,7 @@ def _environment() -> jinja2.Environment:
 
     filters = (
         *(ms, percent, size, number, hours, count, ordinal, since, sentence),
-        *(line, call, function, at, in_forward, often, each_ms, evened_ms, beside_others),
+        *(line, call, function, at, in_forward, often, in_few, each_ms, evened_ms, beside_others),
         *(stopped, condition, all_ranks, others, headroom, preparation, programs, slow_workers),
         *(run_by_all, off_cpu),
     )

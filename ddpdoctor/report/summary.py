@@ -106,8 +106,9 @@ def _cost_clause(finding: Finding, diagnosis: Diagnosis) -> str:
     if share is None:
         return text
     text += f", {_share_of_step(finding, diagnosis)}"
-    # A trace of a few steps does not show what an hour of training costs.
-    if is_trace or not 1 / 60 <= share < 1:
+    # A few steps do not show what an hour of training costs.
+    few = is_trace or finding.coverage.steps <= rule_texts.FEW_STEPS
+    if few or not 1 / 60 <= share < 1:
         return text
     return f"{text} ({min(round(60 * share), 59)} min per training hour)"
 

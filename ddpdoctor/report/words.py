@@ -93,7 +93,7 @@ _MIN_WALL_S = 1e-200
 """Shorter wall times count as unknown."""
 
 PERSISTENCE = {
-    "always": "in nearly every step",
+    "always": "in nearly every step examined",
     "range": "in consecutive steps",
     "periodic": "at regular intervals",
     "random": "in some steps, without a pattern",

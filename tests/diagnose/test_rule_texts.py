@@ -67,6 +67,9 @@ def test_ranks() -> None:
     ("cost", "text"),
     [
         ({"persistence": "always"}, "in every step"),
+        ({"persistence": "always", "steps_hit": 21, "steps_seen": 21}, "in every step"),
+        ({"persistence": "always", "steps_hit": 7, "steps_seen": 7}, "in all 7 steps examined"),
+        ({"persistence": "always", "steps_hit": 6, "steps_seen": 7}, "in 6 of 7 steps examined"),
         ({"persistence": "periodic", "period_steps": 50}, "every 50 steps"),
         ({"persistence": "range", "first_step": 100, "last_step": 139}, "in every step from 100 to 139"),
         ({"persistence": "random", "steps_hit": 12, "steps_seen": 118}, "in 12 of 118 steps"),

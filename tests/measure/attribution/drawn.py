@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 
 from ddpdoctor.measure.attribution import attribute
-from tests.measure.made import simple
+from tests.measure.made import late_of, simple
 
 USUAL_MS = {"data": 1.0, "copy": 0.3, "forward": 5.0, "backward": 10.0, "optimizer": 1.0, "host": 0.5}
 """A step of 20 ms, with its transfer. Forward and backward scatter together, as they share a clock."""
@@ -46,14 +46,19 @@ def heavy(random, shape):
 
 
 def drifting(random, shape):
-    """Half of the variance changes slowly: a tenth of it is left after ten cycles."""
+    """Half of the variance changes slowly, as :func:`wandering`."""
+    return np.sqrt(0.5) * (wandering(random, shape) + random.standard_normal(shape))
+
+
+def wandering(random, shape):
+    """All of the variance changes slowly (an autoregressive process): a tenth of a deviation is left after ten cycles."""
     drift = random.standard_normal(shape)
     for n in range(1, shape[0]):
         drift[n] = _KEPT * drift[n - 1] + np.sqrt(1 - _KEPT**2) * drift[n]
-    return np.sqrt(0.5) * (drift + random.standard_normal(shape))
+    return drift
 
 
-NOISES = (normal, heavy, drifting)
+NOISES = (normal, heavy, drifting, wandering)
 
 
 def window(noise, cycles, world, scatter, seed, late=None):
@@ -101,6 +106,14 @@ def by_chance(noise, cycles, world, windows, **how):
             for seed in range(windows)
         ]
     )
+
+
+def costliest(noise, cycles, world, windows):
+    """For each window of ranks alike, the share of the step that the costliest kind of lateness costs; 0 if no rank is named."""
+    costs = [
+        late_of(window(noise, cycles, world, SCATTERS[seed % len(SCATTERS)], seed)) for seed in range(windows)
+    ]
+    return [max((cost.share for cost in found.values() if cost.ranks), default=0.0) for found in costs]
 
 
 def power(noise, cycles, world, scatter, windows, late="backward", *, short=False):

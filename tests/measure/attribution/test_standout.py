@@ -274,3 +274,21 @@ def test_a_loader_that_stalls_one_rank_every_third_step_is_said_to(tmp_path):
     said = analyze(str(tmp_path), Options(cache=False, jobs=1))
     assert said.verdict.rule == "dataloader/one-rank-late"
     assert "in every step" not in said.verdict.headline + said.findings[0].explanation
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        ("slow_data", "dataloader/one-rank-late"),
+        ("slow_forward", "rank-imbalance/slow-compute"),
+        ("host_gap_forward", "rank-imbalance/host-work"),
+    ],
+)
+def test_what_is_in_all_of_a_few_steps_is_not_said_to_last(kind, rule, tmp_path):
+    generate(planted(Plant(kind, ranks=(1,), ms=10)), tmp_path)
+    said = analyze(str(tmp_path), Options(cache=False, jobs=1))
+    first = said.findings[0]
+    assert (said.verdict.rule, first.ranks, first.severity) == (rule, [1], "critical"), "that is what it cost"
+    assert "in all 7 steps examined" in said.verdict.headline.replace("In", "in")
+    assert "do not show whether this lasts" in first.explanation
+    assert "every step" not in said.verdict.headline + first.explanation
