@@ -170,6 +170,8 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     """How much of the variation in computation between ranks and steps is explained by input sizes (0 to 1)."""
     marked: bool | None = None
     """Whether the recording shows where a step begins: false for traces without marks of steps, which are measured as one step each."""
+    truncated: bool | None = None
+    """True if all measured traces are truncated, so that any step may lack events; null otherwise."""
     operators_seen: bool | None = None
     """Whether operators outside forward, backward and optimizer were recorded (profiler window): host time is then Python work."""
 
@@ -248,7 +250,7 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     bus_gb_per_s: float | None = None
     """Bus bandwidth (as in nccl-tests) of large messages: of the size class from 1 MiB on with the longest transfer time."""
     best_bus_gb_per_s: float | None = None
-    """Best bus bandwidth of any class of messages of at most that size in groups of as many ranks on as many hosts."""
+    """Best bus bandwidth of any class of at least three messages of at most that size in groups of as many ranks on as many hosts."""
     latency_us: float | None = None
     """Fixed cost of one message: intercept of transfer time over bytes."""
     matched: int | None = None

@@ -197,7 +197,7 @@ def communicating(window: Window) -> Intervals:
 
 
 _FEWEST_MESSAGES = 3
-"""Fewest messages for a fitted line: two points always fit one."""
+"""Fewest messages for a fitted line, as two points always fit one, and for a reference."""
 
 
 class MessageCost(msgspec.Struct, frozen=True):
@@ -339,12 +339,14 @@ def latency_and_rate(sizes: Array, times_ns: Array) -> tuple[float, float | None
 def large_bus_gb_per_s(points: list[BandwidthPoint]) -> tuple[float | None, float | None]:
     """Return the bus bandwidth of the size class of at least 1 MiB with the longest total transfer, and the best bandwidth of classes of at
     most its size, both in the kind of process group (ranks, hosts) with the longest total transfer. Larger messages are no reference,
-    because on fast links bandwidth still grows far beyond 1 MiB."""
+    because on fast links bandwidth still grows far beyond 1 MiB; nor are classes of fewer than ``_FEWEST_MESSAGES``, of which one that met
+    no disturbance is the median."""
     points = of_longest_kind(points, [point.count * point.transfer_ms for point in points])
     large = [point for point in points if point.bytes >= _LARGE_BYTES]
     longest = max(large, key=lambda point: point.count * point.transfer_ms, default=None)
     most_bytes = math.inf if longest is None else longest.bytes
-    best = max((point.bus_gb_per_s for point in points if point.bytes <= most_bytes), default=None)
+    references = [point for point in points if point.bytes <= most_bytes and point.count >= _FEWEST_MESSAGES]
+    best = max((point.bus_gb_per_s for point in references), default=None)
     return (None if longest is None else longest.bus_gb_per_s), best
 
 
