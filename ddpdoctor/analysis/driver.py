@@ -268,6 +268,9 @@ def _measure(prepared: PreparedJob, attempts: list[AttemptRecord], options: Opti
         attempts,
     )
     facts, seen = measurement.facts, measurement.graphs.primary.ranks
+    truncated = _truncated(measurement.graphs.primary_is_window, prepared.windows)
+    if truncated is not None:
+        facts = replace(facts, steps=replace(facts.steps, truncated=True))
     manifest = launch_of_starts(inputs.starts)
     job = job_of(inputs, facts.job, seen, manifest, stopped)
     return MeasuredJob(
@@ -281,7 +284,7 @@ def _measure(prepared: PreparedJob, attempts: list[AttemptRecord], options: Opti
             *map(Note, (*stopped.notes, *measurement.notes)),
         ],
         job=job,
-        truncated=_truncated(measurement.graphs.primary_is_window, prepared.windows),
+        truncated=truncated,
         termination=termination_summary(stopped),
         standing=stopped.standing,
         drawn=replace(

@@ -282,7 +282,9 @@ class HangMonitor:
             "phase": rank.phase or None,
             "step": rank.steps if rank.joined else None,
             "last_step_ns": rank.last_step_ns,
-            "process": process_document(rank.here_pid) if rank.alive and rank.here_pid else None,
+            "process": process_document(rank.here_pid, rank.system_call)
+            if rank.alive and rank.here_pid
+            else None,
             **({"joined": False, "faults": rank.faults} if isinstance(rank, UnjoinedRank) else {}),
         }
 

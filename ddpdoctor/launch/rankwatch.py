@@ -277,8 +277,16 @@ class WatchedRank:
     @property
     def phase(self) -> str:
         """The phase that it reports; "" if it does not report."""
-        phase = self.progress.get("phase")
-        return phase if self.reports and isinstance(phase, str) else ""
+        return self._reported("phase")
+
+    @property
+    def system_call(self) -> str:
+        """The system call of its first thread that it reports, as in /proc; "" if it does not report."""
+        return self._reported("syscall")
+
+    def _reported(self, name: str) -> str:
+        text = self.progress.get(name)
+        return text if self.reports and isinstance(text, str) else ""
 
     @property
     def waits(self) -> bool:
@@ -322,13 +330,11 @@ class WatchedRank:
     @property
     def attended(self) -> bool:
         """Whether a debugger is attached, or it waits for terminal input."""
-        if not self.alive or not self.here_pid:
-            return False
-        return (
+        return (self.alive and self.here_pid != 0) and (
             self.state == "t"
             or self.phase == Phase.DEBUGGER
             or procfs.tracer_of(self.here_pid) != 0
-            or procfs.waits_for_input(self.here_pid)
+            or procfs.waits_for_input(self.here_pid, self.system_call)
         )
 
     @property

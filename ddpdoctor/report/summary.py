@@ -51,8 +51,8 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
     if finding is None and median_ms is None:
         return ""
     if finding is None:
-        if " truncated " in diagnosis.verdict.headline:
-            return ""  # the steps are incomplete
+        if words.lookup(diagnosis.facts, "steps.truncated"):
+            return ""
         if words.lookup(diagnosis.facts, "steps.marked") is False:
             return f"The recording takes {words.milliseconds(median_ms)}{_largest_part(diagnosis)}."
         median = "" if diagnosis.steps.measured == 1 else " (median)"

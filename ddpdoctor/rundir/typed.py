@@ -192,7 +192,7 @@ def _groups(value: Any) -> bool:
 
 _RAISED = _object_with(type=_text, message=_text, relation=_text, frames=_FRAMES)
 PROGRESS: Mapping[str, Check] = {
-    **_each(_text, "schema phase"),
+    **_each(_text, "schema phase syscall"),
     **_each(_ranks, "rank world_size"),
     **_each(is_moment, "at_ns step_since_ns"),
     **_each(_count, "step evaluations events"),

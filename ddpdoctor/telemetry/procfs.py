@@ -43,6 +43,8 @@ _SLEEPS = {"x86_64": (35, 230), "aarch64": (101, 115)}.get(platform.machine(), (
 _SLEEPING = ("hrtimer_nanosleep", "do_nanosleep")
 """System call numbers and kernel functions of nanosleep and clock_nanosleep. Python's time.sleep continues after a signal."""
 
+_READING_TERMINAL = ("wait_woken", "n_tty_read")
+"""Kernel functions in which a read of a terminal waits; one of a socket may wait in the first, too."""
 _NETWORK = (*_POLLING, "sk_wait_data", "wait_woken", "tcp_recvmsg", "unix_stream", "skb_wait")
 
 
@@ -87,9 +89,14 @@ def usage_of(pid: int) -> Usage | None:
     )
 
 
-def waits_for_input(pid: int) -> bool:
-    """Whether the process's first thread waits for terminal input, in a read or poll of standard input only."""
-    number, first = [*_syscall_of(pid).split(), "", ""][:2]
+def waits_for_input(pid: int, reported: str = "") -> bool:
+    """Whether the process's first thread waits for terminal input, in a read or poll of standard input only. ``reported``: its system call
+    as the process itself has read it, for a kernel that does not show it to this process. If neither is known, True if the thread may wait
+    for a terminal (or a socket) and standard input is a terminal."""
+    call = _syscall_of(pid) or reported
+    if not call:
+        return text_of(f"/proc/{pid}/wchan").strip() in _READING_TERMINAL and _reads_terminal(pid)
+    number, first = [*call.split(), "", ""][:2]
     if not number.isdecimal():
         return False
     return (int(number) == _READ and first == "0x0") or (
@@ -140,13 +147,14 @@ def waits_for_own_thread(pid: int) -> bool:
     return not any(name in wchan for wchan in threads for name in _SLEEPING)
 
 
-def process_document(pid: int) -> dict[str, Any] | None:
-    """State, tracer, wchan and syscall of a process's first thread, as far as readable; None if it is gone."""
+def process_document(pid: int, reported: str = "") -> dict[str, Any] | None:
+    """State, tracer, wchan and syscall of a process's first thread, as far as readable; None if it is gone. ``reported``: see
+    :func:`waits_for_input`."""
     fields = stat_fields(pid)
     if not fields:
         return None
     found: dict[str, Any] = {"state": fields[0], "tracer": tracer_of(pid)}
-    for key, text in (("wchan", text_of(f"/proc/{pid}/wchan")), ("syscall", _syscall_of(pid))):
+    for key, text in (("wchan", text_of(f"/proc/{pid}/wchan")), ("syscall", _syscall_of(pid) or reported)):
         if text.strip() not in ("", "0"):
             found[key] = text.strip()[:200]
     return found

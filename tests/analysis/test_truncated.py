@@ -6,9 +6,11 @@ import gzip
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ddpdoctor import analyze
-from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Verdict
+from ddpdoctor.report.summary import cost_sentence
 
 FOLDER = Path(__file__).parents[3] / "shared/traces/torchrec/sst_long_a2a_optimizer_5"
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="needs ../shared")
@@ -29,6 +31,8 @@ def test_the_other_ranks_are_measured(tmp_path: Path) -> None:
     assert len(diagnosis.facts["breakdown"]) and diagnosis.facts["job"]["ranks_seen"] == 3
     assert diagnosis.steps.measured > 1
     assert any("1 truncated trace left out of the measurement" in note for note in diagnosis.notes)
+    worded = replace(diagnosis, findings=[], verdict=Verdict(None, "a headline with a truncated name"))
+    assert cost_sentence(worded).startswith("A step takes ")
 
 
 def test_nothing_is_found_where_all_are_truncated(tmp_path: Path) -> None:
@@ -37,3 +41,4 @@ def test_nothing_is_found_where_all_are_truncated(tmp_path: Path) -> None:
         "Cannot tell: all 4 traces are truncated ("
     )
     assert not diagnosis.findings
+    assert diagnosis.facts["steps"]["truncated"] is True and cost_sentence(diagnosis) == ""

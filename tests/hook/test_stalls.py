@@ -175,6 +175,7 @@ loading_forever()
     assert process.returncode == -9
     progress = document(folder, "progress.json")
     assert (progress["step"], progress["phase"], progress["world_size"]) == (2, "other", 1)
+    assert progress["syscall"].split()[0].isdecimal()
     assert [function for _, _, function in progress["user"]][:1] == ["loading_forever"] or progress["frames"]
     assert not (folder / "ending.json").exists()
 

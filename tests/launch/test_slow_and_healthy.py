@@ -32,6 +32,7 @@ from .watched import (
     frozen,
     hang_findings,
     helpers,
+    hidden_call,
     slow_disk,
     slow_pipe,
     slow_server,
@@ -96,6 +97,17 @@ def typed(text: str) -> Meanwhile:
             time.sleep(SLOW_S)
             with contextlib.suppress(OSError):
                 job.keyboard(text)
+
+    return types
+
+
+def typed_unseen(text: str) -> Meanwhile:
+    """The kernel shows nobody else that the rank reads from the terminal."""
+
+    def types(job: Watched, stack: contextlib.ExitStack) -> None:
+        if pid := job.mark("slow"):
+            stack.enter_context(hidden_call(pid))
+        typed(text)(job, stack)
 
     return types
 
@@ -226,6 +238,7 @@ JOBS_THAT_GET_ON: dict[str, Slow] = {
     ),
     "code.interact()": Slow("at_a_prompt", meanwhile=typed("\x04"), terminal=True),
     "input()": Slow("asks_the_user", meanwhile=typed("yes\n"), terminal=True),
+    "input(), unseen": Slow("asks_the_user", ("--barrier",), meanwhile=typed_unseen("yes\n"), terminal=True),
     "stdin.readline()": Slow("reads_a_line", ("--barrier",), meanwhile=typed("yes\n")),
     "gdb, before it is told": Slow("quiet", meanwhile=debugged(GDB, False)),
     "strace, once it is told": Slow("quiet", meanwhile=debugged(STRACE, True), may_be_told=True),
@@ -248,7 +261,12 @@ JOBS_THAT_GET_ON: dict[str, Slow] = {
     "builds in Python, before it joins": Slow("starts_in_python", for_s=30),
 }
 ASKING = ("at_a_breakpoint", "at_a_prompt", "asks_the_user", "reads_a_line")
-MARKS = {"spool removed": (), "checkpoint by write()": EXTENDED, "child computes": EXTENDED}
+MARKS = {
+    "spool removed": (),
+    "checkpoint by write()": EXTENDED,
+    "child computes": EXTENDED,
+    "input(), unseen": EXTENDED,
+}
 """Of those that are not left to the night."""
 
 

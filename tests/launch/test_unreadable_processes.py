@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
 import resource
 import shutil
 import subprocess
@@ -16,9 +17,13 @@ import pytest
 from ddpdoctor.launch.rankwatch import Activity, HostWatchedRanks, WatchedRank
 from ddpdoctor.rundir import Heartbeat, Spool, make_spool_root
 from ddpdoctor.rundir.liveness import started
+from ddpdoctor.telemetry import procfs
 from tests.hook.recording import REPOSITORY
 
+from tests.waiting import until
+
 from .launched import make_run, written_by
+from .watched import hidden_call
 
 pytestmark = [
     pytest.mark.usefixtures("no_spool_stays"),
@@ -116,3 +121,32 @@ def test_a_system_call_that_may_not_be_seen_is_asked_for_once(host) -> None:
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert looks.stdout == "1\n", looks.stderr
+
+
+@contextlib.contextmanager
+def at_a_terminal(program: str) -> Iterator[int]:
+    """The id of a process that runs ``program`` with a terminal as its standard input."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=slave, stdout=subprocess.DEVNULL)
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+        os.close(slave)
+
+
+def test_a_prompt_whose_system_call_the_kernel_does_not_show() -> None:
+    with at_a_terminal("input()") as prompt, at_a_terminal("import time; time.sleep(60)") as asleep:
+        until(lambda: procfs.waits_for_input(prompt))
+        until(lambda: procfs.sleeps(asleep))
+        reads = procfs.text_of(f"/proc/{prompt}/syscall")
+        with hidden_call(prompt), hidden_call(asleep):
+            assert procfs.text_of(f"/proc/{prompt}/syscall") == ""
+            # As the rank itself reports it, which counts if it is known.
+            assert procfs.waits_for_input(prompt, reads)
+            assert not procfs.waits_for_input(prompt, "45 0x5 0x7f00")
+            assert procfs.process_document(prompt, reads)["syscall"] == reads.strip()
+            # Of a rank that has not joined, only the kernel's function and the terminal are known.
+            assert procfs.waits_for_input(prompt) and not procfs.waits_for_input(asleep)

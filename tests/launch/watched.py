@@ -168,6 +168,20 @@ def stopped(pids: list[int]) -> Iterator[None]:
                 os.kill(pid, signal.SIGCONT)
 
 
+@contextlib.contextmanager
+def hidden_call(pid: int) -> Iterator[None]:
+    """The kernel does not show other processes the system call of ``pid``, as where Yama lets only ancestors trace; skips the test where
+    that cannot be arranged."""
+    file = f"/proc/{pid}/syscall"
+    mount = ["mount", "--bind", "/dev/null", file]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", file], check=False, capture_output=True)
+
+
 FREEZERS = (
     (Path("/sys/fs/cgroup/freezer"), "freezer.state", "FROZEN", "THAWED"),
     (Path("/sys/fs/cgroup/unified"), "cgroup.freeze", "1", "0"),

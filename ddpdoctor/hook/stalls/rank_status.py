@@ -155,6 +155,7 @@ def _frames(error: BaseException) -> list[Frame]:
 
 MOST_THREADS = 256
 """Upper limit of the threads whose stacks are written; with 64 frames each they take 2 MB."""
+_MOST_CALL_LETTERS = 200
 _EXHAUSTED = f"{EventField.EXHAUSTED.next_key}true"
 
 
@@ -192,6 +193,7 @@ class RankStatus:
             **self.counts(schema),
             "phase": _phase(places, evaluating).value,
             "evaluating": evaluating,
+            "syscall": _system_call(),
             "frames": frames_of(places),
             "user": frames_of(recorder.kinds.user_items((place[0], place) for place in places)),
         }
@@ -236,6 +238,16 @@ class RankStatus:
             for thread in threading.enumerate()[:MOST_THREADS]
             if thread.ident is not None and thread.ident != own
         ]
+
+
+def _system_call() -> str:
+    """The system call of the process's first thread with its arguments, as in /proc; "" if it cannot be read. The kernel may hide it from
+    other processes (Yama), but not from the process itself."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/syscall") as file:
+            return file.read(_MOST_CALL_LETTERS).strip()
+    except OSError:
+        return ""
 
 
 def _phase(places: Sequence[Place], evaluating: bool) -> Phase:
