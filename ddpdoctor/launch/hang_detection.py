@@ -60,6 +60,7 @@ class HangCandidate:
     """Ranks of this host have made no progress for longer than the limit. Times in seconds."""
 
     silent_s: float
+    """Time since the last step, before the first step without progress."""
     after_s: float
     longest_gap_s: float
     blocking: tuple[WatchedRank, ...]
@@ -143,7 +144,8 @@ class ProgressTracker:
             # If no rank waits, it is not a hang if one uses a processor, or some have ended in order, or all have exhausted their data.
             return None
         unknown = tuple(rank for rank in blocking if rank.activity is Activity.UNKNOWN)
-        return HangCandidate(self.silent_s, after_s, self.longest_gap_s, (*dead, *blocking), waiting, unknown)
+        silent_s = since_last_step_s(ranks, self.silent_s)
+        return HangCandidate(silent_s, after_s, self.longest_gap_s, (*dead, *blocking), waiting, unknown)
 
     def _after_s(
         self, left: Sequence[WatchedRank], waiting: Sequence[WatchedRank], dead: Sequence[WatchedRank]
@@ -168,6 +170,13 @@ class ProgressTracker:
         if any(rank.phase in LONG_PHASES and not rank.waits for rank in left):
             return after_s * tuning.long_phase_factor
         return after_s
+
+
+def since_last_step_s(ranks: Sequence[WatchedRank], silent_s: float) -> float:
+    """Seconds since a rank of this host finished a step, by the ranks' own record; at least ``silent_s``. They are more if other progress
+    was seen since, or if this process has taken over from another launcher's."""
+    last_ns = max((rank.last_step_ns for rank in ranks if rank.last_step_ns is not None), default=None)
+    return silent_s if last_ns is None else max(silent_s, (time.time_ns() - last_ns) / 1e9)
 
 
 def _by_state(
@@ -289,6 +298,8 @@ class KillDecision:
         return self._is_proven and was_proven and before == self._lines
 
 
+_LEAST_TOLD_S = 3.0
+"""Shortest pause that a message states: a pause is known to a period of the polls (1 s) only, at either end."""
 _MOST_NAMED = 3
 """Ranks listed individually in a message; the report lists all."""
 
@@ -296,7 +307,7 @@ _MOST_NAMED = 3
 def hang_sentences(candidate: HangCandidate, here: str) -> list[str]:
     """Two sentences: that the job seems to hang, and where each rank is. ``here``: " of this host" if other hosts have ranks, too."""
     longest_s = candidate.longest_gap_s
-    before = f" (its longest pause before was {_seconds(longest_s)})" if longest_s else ""
+    before = f" (its longest pause before was about {longest_s:.0f} s)" if longest_s >= _LEAST_TOLD_S else ""
     none_joined = not any(rank.joined for rank in (*candidate.blocking, *candidate.waiting))
     what = "joined its process group" if none_joined else "finished a step"
     since = f"no rank{here} has {what} for {_seconds(candidate.silent_s)}{before}"

@@ -23,11 +23,13 @@ from ddpdoctor.launch.hang_detection import (
     elsewhere_sentence,
     find_doubts,
     hang_sentences,
+    since_last_step_s,
     uncounted_sentence,
     unknown_sentence,
     unseen_sentence,
 )
 from ddpdoctor.launch.helper import JOB_ENDED, AnalysisProcess, send
+from ddpdoctor.launch.leftovers import running_ranks
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.rankwatch import Activity, HostWatchedRanks, WatchedRank, is_silent
 from ddpdoctor.launch.unjoined import UnjoinedRank, UnjoinedRanks
@@ -56,6 +58,10 @@ END_S = 0.3
 """Time for this process to end after the job; five times as long unless it is blocked in the kernel."""
 _AFTER_LAUNCHER_S = 60.0
 """Time for ranks to end after their launcher was killed."""
+
+
+_HANDOVER_S = 3.0 * PERIOD_S
+"""Time in which another hang monitor takes the lock that this one has released; it tries once per period."""
 
 
 class HangMonitor:
@@ -91,7 +97,7 @@ class HangMonitor:
         """When ranks first made progress in the present hang, monotonic seconds."""
         self._only_moves_data = True
         """Whether that progress consists only of ranks that move data."""
-        self._written_s = 0.0
+        self._written_s = self._yields_until_s = 0.0
         self._kill: KillDecision | None = None
         self._began_ns = time.time_ns()
         self._ended_by_another = False
@@ -107,6 +113,10 @@ class HangMonitor:
         if os.read(self._orders, 1) != JOB_ENDED:
             # The launcher is gone and cannot end the job, so no document may say that the job was ended.
             self._options, self._kill = replace(self._options, on_hang="report"), None
+            if self._stall is None:
+                # This process has no launcher to show its messages, so another launcher's hang monitor takes over, if there is one.
+                self._yields_until_s = time.monotonic() + _HANDOVER_S
+                self._lock.release()
             deadline_s = time.monotonic() + _AFTER_LAUNCHER_S
             while time.monotonic() < deadline_s and any(rank.alive for rank in self._ranks.known.values()):
                 self._ranks.wait(PERIOD_S, [])
@@ -116,7 +126,7 @@ class HangMonitor:
 
     def _poll(self) -> None:
         self._end_with_others()
-        if not self._lock.take():
+        if time.monotonic() < self._yields_until_s or not self._lock.take():
             # Another launcher's hang monitor is responsible for this host. But an exit code is visible only if the pidfd was opened before
             # the process ended.
             self._ranks.find(self._unjoined.seen)
@@ -174,15 +184,20 @@ class HangMonitor:
         elif all(map(self._has_answered, candidate.waiting + candidate.blocking)) or is_silent(
             self._requested_s, time.monotonic()
         ):
-            unjoined = [rank for rank in current if isinstance(rank, UnjoinedRank)]
-            unseen = max((rank.local_world_size for rank in unjoined), default=0) - len(current)
-            if unseen > 0:
+            if unseen := self._without_torch(current):
                 self._report_unknown(unseen_sentence(candidate, unseen))
             elif candidate.unknown:
                 self._report_unknown(unknown_sentence(candidate, self._on_this_host(current)))
             else:
                 self._requested_s = None
                 self._report_hang(candidate, current)
+
+    def _without_torch(self, current: list[WatchedRank]) -> int:
+        """Number of ranks of this host that have a process and have not imported torch. Not read once all ranks have joined: every process
+        of the host has to be read for it."""
+        if not any(isinstance(rank, UnjoinedRank) for rank in current):
+            return 0
+        return len(running_ranks(self._root) - {rank.rank for rank in current})
 
     def _report_unknown(self, sentence: str) -> None:
         """Warn, once per silence, that it is unknown whether the job hangs. Nothing is written to the run directory."""
@@ -204,10 +219,11 @@ class HangMonitor:
         self._has_requested_for_others = True
         self._request_positions(current)
         self._requested_s = None
+        silent_s = since_last_step_s(current, self._progress.silent_s)
         if self._on_this_host(current) and computing:
-            send(self._writer, warn=elsewhere_sentence(self._progress.silent_s, computing))
+            send(self._writer, warn=elsewhere_sentence(silent_s, computing))
         elif is_uncounted:
-            send(self._writer, warn=uncounted_sentence(self._progress.silent_s, [*idle, *computing]))
+            send(self._writer, warn=uncounted_sentence(silent_s, [*idle, *computing]))
 
     def _request_positions(self, current: list[WatchedRank]) -> None:
         self._request, self._requested_s = new_request(), time.monotonic()
@@ -232,12 +248,11 @@ class HangMonitor:
 
     def _report_hang(self, candidate: HangCandidate, current: list[WatchedRank]) -> None:
         now_ns = time.time_ns()
-        last_ns = max((rank.last_step_ns for rank in current if rank.last_step_ns is not None), default=None)
         self._stall = {
             "schema": STALL_SCHEMA,
             **self._head,
             "state": Standstill.LASTS.value,
-            "silent_since_ns": now_ns - int(candidate.silent_s * 1e9) if last_ns is None else last_ns,
+            "silent_since_ns": now_ns - int(candidate.silent_s * 1e9),
             "detected_ns": now_ns,
             "paused_in": None,
             "ranks": [self._rank_document(rank) for rank in current],
@@ -282,7 +297,7 @@ class HangMonitor:
             "phase": rank.phase or None,
             "step": rank.steps if rank.joined else None,
             "last_step_ns": rank.last_step_ns,
-            "process": process_document(rank.here_pid, rank.system_call)
+            "process": process_document(rank.here_pid, rank.reported("syscall"))
             if rank.alive and rank.here_pid
             else None,
             **({"joined": False, "faults": rank.faults} if isinstance(rank, UnjoinedRank) else {}),

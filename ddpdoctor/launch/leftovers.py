@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ddpdoctor.hook.environment import SPOOL
 from ddpdoctor.rundir import layout
 from ddpdoctor.rundir.draining import PATIENCE_S, Waiting, discard, drain, unsaved_sentence, waiting_in
 from ddpdoctor.rundir.files import read_json
@@ -429,6 +430,14 @@ def _rank_number(environment: list[bytes]) -> int | None:
     values = [next((each for each in environment if each.startswith(name)), b"") for name in _RANK_VARIABLES]
     number = values[0][len(_RANK) :]
     return int(number) if all(values) and number.isdigit() and len(number) < 10 else None
+
+
+def running_ranks(root: str) -> set[int]:
+    """Numbers of the ranks of a run that have a process on this host, as far as visible, also before they import torch. ``root``: folder of
+    the run's spools."""
+    marker = f"{SPOOL}={root}".encode()
+    of_job = (each for each in map(_environment, procfs.pids()) if marker in each)
+    return {number for each in of_job if (number := _rank_number(each)) is not None}
 
 
 def _environment(pid: int) -> list[bytes]:

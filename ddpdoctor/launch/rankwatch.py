@@ -277,25 +277,19 @@ class WatchedRank:
     @property
     def phase(self) -> str:
         """The phase that it reports; "" if it does not report."""
-        return self._reported("phase")
+        return self.reported("phase")
 
-    @property
-    def system_call(self) -> str:
-        """The system call of its first thread that it reports, as in /proc; "" if it does not report."""
-        return self._reported("syscall")
-
-    def _reported(self, name: str) -> str:
+    def reported(self, name: str) -> str:
+        """A text of its report, by name; "" if it does not report."""
         text = self.progress.get(name)
         return text if self.reports and isinstance(text, str) else ""
 
     @property
     def waits(self) -> bool:
         """Whether it reports that it waits for other ranks."""
-        if not self.reports:
-            return False
         groups = self.progress.get("groups")
         backward = self.phase == Phase.BACKWARD and not groups and not self.busy
-        return backward or waits_for_others(self.phase, groups)
+        return self.reports and (backward or waits_for_others(self.phase, groups))
 
     @property
     def waits_in_call(self) -> bool:
@@ -334,7 +328,7 @@ class WatchedRank:
             self.state == "t"
             or self.phase == Phase.DEBUGGER
             or procfs.tracer_of(self.here_pid) != 0
-            or procfs.waits_for_input(self.here_pid, self.system_call)
+            or procfs.waits_for_input(self.here_pid, self.reported("syscall"))
         )
 
     @property

@@ -59,12 +59,6 @@ class UnjoinedRank(WatchedRank):
         return size if isinstance(size, int) else None
 
     @property
-    def local_world_size(self) -> int:
-        """Number of ranks that its launcher has started on this host, from its environment; 0 if unknown."""
-        size = self.said.about.get("local_world_size")
-        return size if isinstance(size, int) else 0
-
-    @property
     def signs(self) -> tuple[Any, ...]:
         """Values that change when it makes progress, which is a call of ``init_process_group``."""
         return (self.waits,)

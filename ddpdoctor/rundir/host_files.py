@@ -36,8 +36,7 @@ class UnjoinedStatus:
     """The content of one rank's status file."""
 
     about: dict[str, Any] = field(default_factory=dict)
-    """Those present of ``rank``, ``world_size``, ``local_world_size``, ``signal`` and ``handle`` of its faulthandler, ``joining_ns``,
-    ``raised``; of any type."""
+    """Those present of ``rank``, ``world_size``, ``signal`` and ``handle`` of its faulthandler, ``joining_ns``, ``raised``; of any type."""
     faults: str = ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, BinaryIO, Callable
 
@@ -282,7 +282,21 @@ def _read_ranks(ranks: str, spools: dict[str, str], notes: list[Note]) -> list[R
             notes.append(unreadable(path, refused, "what this rank recorded is not read").of_rank(rank))
             continue
         records.append(RankRecord(path, rank, _read_info(path, rank, spool, notes), repeat, spool))
-    return records
+    return _without_second_folders(records)
+
+
+def _without_second_folders(records: list[RankRecord]) -> list[RankRecord]:
+    """``records`` with one of each recording. It has a second folder if its memory was removed before the rank had read the name of the
+    first one; the longer one is kept, with the number of the first."""
+    found: dict[tuple[Any, ...], RankRecord] = {}
+    for record in records:
+        started_ns = record.info.get("started_ns")
+        known = isinstance(started_ns, int) and (record.attempt_key, str(record.process), started_ns)
+        key = (record.rank, known or record.path)
+        first = found.setdefault(key, record)
+        if record.recorded_bytes > first.recorded_bytes:
+            found[key] = replace(record, repeat=first.repeat)
+    return list(found.values())
 
 
 def _read_info(path: str, rank: int, spool: str | None, notes: list[Note]) -> dict[str, Any]:

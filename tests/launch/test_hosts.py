@@ -22,7 +22,15 @@ from tests.cli.live import metrics as metrics_at
 from tests.hook.recording import JOBS, Recorded, forked
 from tests.waiting import until
 
-from .launched import DDPDOCTOR_RUN, TINY, clean_environment, program_of, python_with, two_ranks_took
+from .launched import (
+    DDPDOCTOR_RUN,
+    TINY,
+    clean_environment,
+    program_of,
+    python_with,
+    steps_taken,
+    two_ranks_took,
+)
 from .two_hosts import two_hosts, why_not
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.extended]
@@ -137,6 +145,22 @@ def test_who_takes_over_the_watch_knows_how_ranks_ended_before_it(tmp_path) -> N
             finish(second)
     (end,) = json.loads(ends.read_text())["ends"]
     assert (end["rank"], end["code"], end["signal"]) == (0, None, 9)
+
+
+def test_a_hang_is_reported_soon_after_the_launcher_that_watched_was_killed(tmp_path) -> None:
+    """Its hang monitor lives on until its rank is gone, and what it says reaches nobody."""
+    of_job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environments = [clean_environment(**of_job, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
+    job = [sys.executable, str(JOBS / "stopping_ddp.py"), "--how", "asleep_in_a_lock", "--for-s", "40"]
+    command = [*DDPDOCTOR_RUN, "--out", "run", "--no-profile", "--hang-after", "10", "--", *job]
+    with started([command], environments[:1], tmp_path) as (first,):
+        until(lambda: list((tmp_path / "run").glob("hosts/*/telemetry.jsonl")), within_s=60)
+        with started([command], environments[1:], tmp_path) as (second,):
+            until(lambda: steps_taken(tmp_path / "run") >= 25, within_s=90)
+            first.kill()
+            killed_s = time.monotonic()
+            told = next(line for line in second.stderr if "the job seems to hang" in line)
+            assert time.monotonic() - killed_s < 45, told
 
 
 def ranks_of_mpi(mpiexec: str, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddpdoctor.hook.environment import SPOOL
 from ddpdoctor.launch import hang_detection, hang_monitor
 from ddpdoctor.launch.hang_detection import find_doubts
 from ddpdoctor.launch.rankwatch import WatchedRank
@@ -147,12 +149,28 @@ def test_a_host_whose_ranks_have_all_called_init_process_group_is_not_ended(tmp_
 
 def test_a_rank_that_has_not_imported_torch_is_none_of_another_host(tmp_path: Path) -> None:
     """Rank 1 of this host prepares its data before it imports torch, while rank 0 waits for it in init_process_group."""
-    about = {"rank": 0, "world_size": 2, "local_world_size": 2, "joining_ns": 1}
+    about = {"rank": 0, "world_size": 2, "joining_ns": 1}
     waits = UnjoinedRank("", 0, 1_000_000_000, state="S", said=UnjoinedStatus(about))
     watching = Watching(tmp_path, [waits])
     watching.hangs()
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", SPOOL: str(watching.root)}
+    prepares = subprocess.Popen(["sleep", "60"], env={**os.environ, **variables})
     for _ in range(3):
         watching.watch._poll()
+    prepares.kill()
+    prepares.wait()
     told = watching.warnings()
     assert "a rank of this host has not imported torch yet: it is unknown whether the job hangs" in told
     assert "seems to hang" not in told and watching.watch._stall is None
+
+
+def test_a_rank_without_a_process_here_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has ended before it imported torch, or a script has set LOCAL_WORLD_SIZE to what it is not."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    watching = Watching(tmp_path, [joining(0), joining(1)])
+    watching.hangs()
+    for _ in range(3):
+        watching.watch._poll()
+    assert "the job seems to hang" in watching.warnings()

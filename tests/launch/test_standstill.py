@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import pytest
 
-from ddpdoctor.launch.hang_detection import HangCandidate, ProgressTracker, Tuning
+from ddpdoctor.launch.hang_detection import HangCandidate, ProgressTracker, Tuning, hang_sentences
 from ddpdoctor.launch.rankwatch import Activity, WatchedRank
 from ddpdoctor.launch.unjoined import UnjoinedRank
 from ddpdoctor.rundir.heartbeat import Beat
@@ -84,6 +85,25 @@ def test_not_before_the_time_that_was_asked_for() -> None:
 @pytest.mark.parametrize(("silent_s", "told"), [(290, False), (310, False), (390, False), (410, True)])
 def test_by_default_the_jobs_own_longest_pause_counts(silent_s: float, told: bool) -> None:
     assert (after([waiting(0), a_rank(1)], silent_s, None, (1.0, 40.0, 2.0)) is not None) is told
+
+
+@pytest.mark.parametrize(
+    ("gaps_s", "told"), [((1.0, 1.0, 2.0), ""), ((1.0, 4.0, 2.0), "its longest pause before was about 4 s")]
+)
+def test_a_pause_shorter_than_the_polls_can_tell_is_not_stated(gaps_s: tuple[float, ...], told: str) -> None:
+    """A poll a second finds a second between the steps of any job that is faster."""
+    found = after([waiting(0), a_rank(1)], 12, 10.0, gaps_s)
+    assert found is not None
+    sentence = hang_sentences(found, "")[0]
+    assert told in sentence and ("longest pause" in sentence) is bool(told)
+
+
+def test_what_is_told_is_the_time_since_the_last_step() -> None:
+    """Of one that takes over the watch, and of a hang that follows an evaluation."""
+    ranks = [waiting(0), a_rank(1)]
+    ranks[1].last_step_ns = time.time_ns() - 500 * 10**9
+    found = after(ranks, 12, 10.0)
+    assert found is not None and 499.0 < found.silent_s < 510.0 and found.after_s == 10.0
 
 
 def test_before_the_first_step_there_is_more_time_for_who_works() -> None:

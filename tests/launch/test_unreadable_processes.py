@@ -19,7 +19,6 @@ from ddpdoctor.rundir import Heartbeat, Spool, make_spool_root
 from ddpdoctor.rundir.liveness import started
 from ddpdoctor.telemetry import procfs
 from tests.hook.recording import REPOSITORY
-
 from tests.waiting import until
 
 from .launched import make_run, written_by

@@ -67,6 +67,17 @@ def test_of_several_recordings_of_one_process_the_longest_counts(tmp_path: Path)
     assert sum("2 other recordings" in str(note) for note in opened.notes) == 1
 
 
+def test_a_recording_with_a_second_folder_is_one(tmp_path: Path) -> None:
+    """Its memory was removed while the job ran, before the rank had read the name of its first folder."""
+    for rank in range(2):
+        recorded(tmp_path, rank, 0, steps=1, start_s=50, attempt=0, pid=7 + rank)
+        recorded(tmp_path, rank, 1, steps=30, start_s=50, attempt=0, pid=7 + rank)
+    opened = RunDirectory.open(str(tmp_path))
+    assert names(opened) == ["00000.1", "00001.1"]
+    assert [(record.repeat, record.attempt) for record in opened.ranks] == [(0, 0), (0, 0)]
+    assert not any("other recordings" in str(note) for note in opened.notes)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_recording_without_description_is_of_the_attempt_of_its_number(tmp_path: Path, rank: int) -> None:
     for number in range(2):

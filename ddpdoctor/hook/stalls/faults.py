@@ -150,7 +150,6 @@ def _begin_unjoined() -> None:
         return
     if int(world_size) < 2 or not environment.hang_after_s(os.environ):
         return
-    on_host = os.environ.get("LOCAL_WORLD_SIZE", "")
     handle, path = create_unjoined_file(root, int(rank))
     _status_file.append((handle, path))
     reserve_signal()
@@ -158,7 +157,6 @@ def _begin_unjoined() -> None:
         handle,
         rank=int(rank),
         world_size=int(world_size),
-        local_world_size=int(on_host) if on_host.isdecimal() else None,
         handle=handle,
         signal=listen(handle),
         at_ns=time.time_ns(),
