@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from os import PathLike
 
-    from ddpdoctor.analysis import Frames
+    from ddpdoctor.analysis.dataframes import Frames
     from ddpdoctor.diagnose.diagnosis import Diagnosis
     from ddpdoctor.report.compare import Comparison
 
@@ -50,7 +50,7 @@ def analyze(
     ``ddpdoctor.errors.UnusableInput`` if nothing can be analysed. Other missing or damaged data are listed in ``notes``.
     """
     from ddpdoctor.analysis import Options, analyze_or_read
-    from ddpdoctor.report import redact as redacted
+    from ddpdoctor.report.redaction import redact as redacted
 
     options = Options(rules=[*map(str, rules)], job=job, engine=engine)
     diagnosis = analyze_or_read(_listed(paths), lambda: options)
@@ -73,21 +73,21 @@ def frames(*paths: Place | Sequence[Place], job: int | None = None, engine: str 
     ``docs/export.md`` describes their columns. Raises ``ddpdoctor.errors.UnusableInput`` if nothing can be measured.
     """
     from ddpdoctor.analysis import Options
-    from ddpdoctor.analysis import frames as frames_of
+    from ddpdoctor.analysis.dataframes import frames as frames_of
 
     return frames_of(_listed(paths), Options(job=job, engine=engine))
 
 
 def to_html(diagnosis: Diagnosis, *, static: bool = False) -> str:
     """The HTML report as one self-contained document. ``static``: without interactive charts, 0.6 MB smaller."""
-    from ddpdoctor.report import render_html
+    from ddpdoctor.report.html import render_html
 
     return render_html(diagnosis, static=static)
 
 
 def to_json(diagnosis: Diagnosis) -> str:
     """The diagnosis as JSON, as in ``diagnosis.json`` (schema ``ddpdoctor.diagnosis/1``)."""
-    from ddpdoctor.report import to_json as encoded
+    from ddpdoctor.report.json_output import to_json as encoded
 
     return encoded(diagnosis).decode()
 

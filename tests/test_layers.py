@@ -122,7 +122,7 @@ def test_every_module_exception_is_used():
         ("trace/x.py", "import ddpdoctor.diagnose.rule"),
         ("trace/x.py", "from ..report import words"),
         ("rundir/x.py", "from ddpdoctor.errors import DdpDoctorError"),
-        ("hook/x.py", "def f():\n    from ddpdoctor.launch import run_job"),
+        ("hook/x.py", "def f():\n    from ddpdoctor.launch.session import run_job"),
         ("report/x.py", "from ddpdoctor import analysis"),
         ("unknown/x.py", "import json"),
     ],

@@ -116,7 +116,7 @@ def test_the_wheel_writes_a_report(installed):
     code = """
 from pathlib import Path
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Job, Steps, Verdict
-from ddpdoctor.report import write_html
+from ddpdoctor.report.html import write_html
 write_html(Diagnosis(healthy=True, verdict=Verdict(None, "fine"), job=Job(), steps=Steps()), Path("r.html"))
 print(Path("r.html").read_text())
 """

@@ -17,7 +17,7 @@ from typing import Any
 
 from ddpdoctor.analysis import Options, analyze, driver
 from ddpdoctor.measure import flow
-from ddpdoctor.rundir import RunDirectory
+from ddpdoctor.rundir.reader import RunDirectory
 
 STAGES = {
     "analysis": {

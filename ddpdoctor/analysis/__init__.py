@@ -9,21 +9,6 @@ immutable and the only input of the next::
 separately into a MeasuredJob. Notes keep their codes up to the Diagnosis, which has only their text.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-import ddpdoctor.report
-from ddpdoctor.deferred import deferred
-from ddpdoctor.stages import Progress
-
 from .driver import PreparedJob, analyze, analyze_or_read, conclude, prepare
 from .inputs import Inputs, Options, load
 from .job import command_and_start
-
-if TYPE_CHECKING:
-    from .dataframes import Frames, frames
-
-
-# dataframes imports polars, which takes longer than analysing a small trace.
-__getattr__ = deferred(__name__, {"dataframes": "Frames frames"})

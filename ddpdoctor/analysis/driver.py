@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict, replace
 
-from ddpdoctor import __version__, stall
+from ddpdoctor import __version__
 from ddpdoctor.diagnose import facts_view, rule_texts
 from ddpdoctor.diagnose.diagnosis import (
     Coverage,
@@ -38,7 +38,8 @@ from ddpdoctor.measure.summary import Drawn
 from ddpdoctor.measure.wholerun import AttemptRecord, with_first_findings, with_trainings
 from ddpdoctor.measure.window import Window
 from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
-from ddpdoctor.rundir import Note, RunDirectory, is_run_directory
+from ddpdoctor.rundir import Note, is_run_directory
+from ddpdoctor.rundir.reader import RunDirectory
 from ddpdoctor.stages import Stage, no_progress
 from ddpdoctor.stall import StopVerdict
 from ddpdoctor.trace.operations import find_operations
@@ -169,15 +170,21 @@ def _find_stop(inputs: Inputs) -> StopVerdict:
 
 def _stop_verdict(inputs: Inputs) -> StopVerdict:
     """The verdict from the run's own records, or from flight recorder dumps if those do not explain the stop."""
+    if not (inputs.runs or inputs.dumps.files):
+        return StopVerdict()
+    # Not needed for traces.
+    from ddpdoctor.stall.evidence import evidence_of
+    from ddpdoctor.stall.verdict import of_dumps, of_run
+
     if not inputs.runs:
-        return stall.of_dumps(inputs.dumps) if inputs.dumps.files else StopVerdict()
+        return of_dumps(inputs.dumps)
     notes: list[Note] = []
     devices = device_errors(inputs.logs, inputs.telemetry)
     programs = program_errors(inputs.logs, inputs.telemetry)
-    own = stall.of_run(stall.evidence_of(inputs.runs, inputs.logs, notes, devices, programs))
+    own = of_run(evidence_of(inputs.runs, inputs.logs, notes, devices, programs))
     sentences = [*(str(note) for note in notes), *own.notes]
     if inputs.dumps.recordings and (own.facts.state is None or own.facts.unexplained is not None):
-        collected = stall.of_dumps(inputs.dumps)
+        collected = of_dumps(inputs.dumps)
         if collected.facts.state is not None:
             facts = replace(collected.facts, lasts=False if own.job.over else None, only_dumps=None)
             return replace(collected, facts=facts, notes=[*sentences, *collected.notes], job=own.job)

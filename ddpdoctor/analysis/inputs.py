@@ -13,34 +13,31 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor import rundir
 from ddpdoctor.diagnose import rule_texts
 from ddpdoctor.diagnose.diagnosis import RUNNING, UNKNOWN
 from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import use_monotonic_time
 from ddpdoctor.measure.steplog import RankLog, notes_on_records, read_logs, span_around
+from ddpdoctor.measure.telemetry import HostTelemetry, read_telemetry
 from ddpdoctor.rundir import (
     STEPS_FILE,
     FilesBelow,
     Note,
     NoteCode,
-    RankRecord,
-    RunDirectory,
-    UnknownAttemptError,
     closed_folders,
     files_below,
     is_run_directory,
     ranks_in_words,
-    read_sources,
     recorded_notes,
     run_directories,
 )
 from ddpdoctor.rundir.attempts import starts_of
+from ddpdoctor.rundir.reader import RankRecord, RunDirectory, UnknownAttemptError
+from ddpdoctor.rundir.sources import read_sources
 from ddpdoctor.rundir.stops import launches_of
 from ddpdoctor.stages import Progress, Stage, no_progress, progress_counter
 from ddpdoctor.stall import Dumps, find_dumps
-from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
 from ddpdoctor.trace import RankTrace, TraceSet, find_traces, load_traces
 from ddpdoctor.trace.digest import trace_digest
 from ddpdoctor.trace.sources import is_url
@@ -87,7 +84,7 @@ class Inputs(msgspec.Struct, frozen=True):
     """The run directories by start of the job, in order; [] if there are none."""
     logs: Sequence[RankLog]
     traces: list[RankTrace]
-    telemetry: dict[str, Telemetry]
+    telemetry: dict[str, HostTelemetry]
     """By host."""
     notes: list[Note]
     dumps: Dumps
@@ -104,7 +101,7 @@ class _Run(msgspec.Struct, frozen=True):
 
     directory: RunDirectory
     logs: Sequence[RankLog]
-    telemetry: dict[str, Telemetry]
+    telemetry: dict[str, HostTelemetry]
     notes: list[Note]
 
 
@@ -140,7 +137,7 @@ def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) ->
     and none can be read."""
     folders = [path for path in paths if is_run_directory(path)]
     recorded_at = set(folders)
-    runs = _read_runs(folders, options)
+    runs = _read_runs(folders, options) if folders else []
     others = [path for path in paths if path not in recorded_at]
     local = [path for path in others if not is_url(path)]
     below = {path: files_below(path) for path in local if os.path.isdir(path)}  # noqa: PTH112
@@ -248,13 +245,15 @@ def no_data_reason(paths: Sequence[str], inputs: Inputs) -> str:
         reasons = [note for note in reasons if STEPS_FILE in note.text]
     if reasons:
         return f"{where}: {reasons[0]}"
+    from ddpdoctor.rundir.requests import launcher_runs
+
     unfinished = [run for run in inputs.runs if run.manifest.get("ended_ns") is None]
     if any(map(is_running_here, unfinished)):
         return f"{where}: {_RUNNING[bool(inputs.logs)].format(run=inputs.runs[0].path)}."
     reason = "no rank recorded a step" if inputs.logs else "no rank was recorded"
     more = f" ({inputs.notes[0]})" if inputs.notes else ""
     why = "The command may not have started a PyTorch job, or ended before its first optimizer step"
-    if unfinished and all(rundir.launcher_runs(run.path, run.manifest) is False for run in unfinished):
+    if unfinished and all(launcher_runs(run.path, run.manifest) is False for run in unfinished):
         why = "Its launcher was killed before that"
     elif unfinished:
         why = f"The job may run and {'be in its first step' if inputs.logs else 'not have come so far'}, or was killed there"
@@ -285,9 +284,10 @@ _RUNNING = {
 def is_running_here(run: RunDirectory) -> bool:
     """Whether a launcher or rank of the job is known to run on this machine."""
     from ddpdoctor.rundir.liveness import is_running
+    from ddpdoctor.rundir.requests import launcher_runs
 
     documents = [*launches_of(run.path, []), *(record.info for record in run.recordings)]
-    return any(map(is_running, documents)) or rundir.launcher_runs(run.path, run.manifest) is True
+    return any(map(is_running, documents)) or launcher_runs(run.path, run.manifest) is True
 
 
 def _no_such_window(runs: Sequence[_Run], number: int) -> str:
@@ -305,7 +305,9 @@ def _no_such_window(runs: Sequence[_Run], number: int) -> str:
 
 
 def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
-    unsaved = {folder: rundir.recover(folder) for folder in folders}
+    from ddpdoctor.rundir.draining import recover
+
+    unsaved = {folder: recover(folder) for folder in folders}
     try:
         directories, others = _runs_of_first_job(RunDirectory.open_all(folders, options.attempt))
     except UnknownAttemptError as error:
@@ -383,7 +385,7 @@ def launch_of(run: RunDirectory) -> Mapping[str, Any]:
     return min(launches, key=lambda each: each.get("started_ns") or 0, default=run.manifest)
 
 
-def _launcher_notes(run: RunDirectory, telemetry: dict[str, Telemetry]) -> list[Note]:
+def _launcher_notes(run: RunDirectory, telemetry: dict[str, HostTelemetry]) -> list[Note]:
     """The manifest's notes that are not also in a host's telemetry; and one note if a launcher's record replaces the manifest."""
     report_progress = {note.text for each in telemetry.values() for note in each.notes}
     notes = recorded_notes(run.manifest.get("notes") or [], run.manifest.get("note_codes") or [])

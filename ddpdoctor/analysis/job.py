@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from ddpdoctor import __version__, stall
+from ddpdoctor import __version__
 from ddpdoctor.diagnose import rule_texts
 from ddpdoctor.diagnose.diagnosis import RUNNING, UNKNOWN, Job
 from ddpdoctor.measure.facts import JobFacts
@@ -20,8 +20,9 @@ from ddpdoctor.measure.runfacts import Standing
 from ddpdoctor.measure.steplog import RankLog, read_rank_log
 from ddpdoctor.measure.wholerun import AttemptRecord, Launch
 from ddpdoctor.report.words import seconds
-from ddpdoctor.rundir import Note, RunDirectory
+from ddpdoctor.rundir import Note
 from ddpdoctor.rundir.attempts import Attempt, attempts_of
+from ddpdoctor.rundir.reader import RunDirectory
 from ddpdoctor.rundir.stops import Stops, launches_of
 from ddpdoctor.stall import StopVerdict
 
@@ -188,7 +189,9 @@ def attempt_records(
     notes = [_unrecorded_note(count, number) for number, count in enumerate(unrecorded, 1) if count]
     if len(attempts) < 2:
         return [], [*notes, *(_unjoined_attempt_notes(attempts[0], runs, logs) if attempts else [])]
-    stops = stall.stops_of(runs, [])
+    from ddpdoctor.stall.evidence import stops_of
+
+    stops = stops_of(runs, [])
     records = [_record(attempt, runs, logs, stops) for attempt in attempts]
     return [
         replace(record, unrecorded=count) for record, count in zip(records, unrecorded, strict=True)
@@ -229,7 +232,9 @@ def _unjoined_attempt_notes(
     )
     if ended_ns is None or not may_restart:
         return []
-    last_ns = stall.attempt_end(attempt, runs, logs).ended_ns
+    from ddpdoctor.stall.attempt_ends import attempt_end
+
+    last_ns = attempt_end(attempt, runs, logs).ended_ns
     waited_s = (ended_ns - last_ns) / 1e9 if last_ns is not None else 0.0
     if waited_s < _LEAST_WAIT_S:
         return []
@@ -245,10 +250,12 @@ def _unjoined_attempt_notes(
 def _record(
     attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog], stops: Mapping[str, Stops]
 ) -> AttemptRecord:
+    from ddpdoctor.stall.attempt_ends import attempt_end
+
     paths = {record.path for record in attempt.ranks}
     own = [log for log in logs if log.record.path in paths]
     read = own or [read_rank_log(record) for record in attempt.ranks[:_MOST_LOGS]]
-    end = stall.attempt_end(attempt, runs, read, stops)
+    end = attempt_end(attempt, runs, read, stops)
     return AttemptRecord(
         logs=read,
         started_ns=attempt.started_ns,

@@ -16,8 +16,9 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, Fix
 from ddpdoctor.diagnose.rule_texts import file_and_line
 from ddpdoctor.measure.places import CodeLine, SourceText, Where
 from ddpdoctor.report.job_view import project_root
-from ddpdoctor.rundir import Note, hash_of, parsed_python, read_sources, source_bytes
+from ddpdoctor.rundir import Note
 from ddpdoctor.rundir.packages import is_library
+from ddpdoctor.rundir.sources import hash_of, parsed_python, read_sources, source_bytes
 
 AROUND = 2
 """Lines of context before and after."""

@@ -3,15 +3,3 @@
 ``build`` writes a bundle of the code that records a job: ``hook``, ``rundir``, ``launch`` and the sampling part of ``telemetry``.
 ``recording`` is the bundle's command. All code in a bundle runs on Python 3.9 with the standard library only, like the hook.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from ddpdoctor.deferred import deferred
-
-if TYPE_CHECKING:
-    from .build import Bundle, write_bundle
-
-
-__getattr__ = deferred(__name__, {"build": "Bundle write_bundle"})

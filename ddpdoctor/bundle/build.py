@@ -21,13 +21,13 @@ from ddpdoctor.written import BUNDLE, WrittenFolder, is_stdout, write_file
 
 _PACKAGE = Path(ddpdoctor.__file__).parent
 _INCLUDED = (
-    *("__init__.py", "deferred.py", "errors.py", "plain.py", "process.py"),
+    *("__init__.py", "errors.py", "plain.py", "process.py"),
     *("hook", "rundir", "launch", "telemetry"),
     *("bundle/__init__.py", "bundle/recording.py"),
 )
 _EXCLUDED = (
     "launch/checkup.py",
-    *("telemetry/live.py", "telemetry/prometheus.py", "telemetry/reader.py", "telemetry/scrapes.py"),
+    *("telemetry/live.py", "telemetry/prometheus.py", "telemetry/scrapes.py"),
 )
 """Modules of these packages that recording does not need and that import msgspec or numpy."""
 _STANDINS = "standins"

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.launch import Outcome, asked_options, run_job
+from ddpdoctor.launch.options import asked_options
+from ddpdoctor.launch.session import Outcome, run_job
 from ddpdoctor.plain import plain
 from ddpdoctor.process import flush_stdout, prepare_streams
 

@@ -22,6 +22,6 @@ except Exception as error:  # a package that the command line needs is missing o
         verb, *words = [*sys.argv[1:], ""]
         if verb != "run" or "--" not in words[:-2]:
             raise _error
-        from ddpdoctor.launch import run_alone
+        from ddpdoctor.launch.alone import run_alone
 
         run_alone(words[words.index("--") + 1 : -1], _error)

@@ -168,22 +168,19 @@ def command(
         "source_text": not no_source_text,
     }
     diagnosis = diagnosis_at(*paths, rules=rules, **options)
-    from ddpdoctor import report
 
     if redacted:
-        diagnosis = report.redact(diagnosis)
+        from ddpdoctor.report.redaction import redact
+
+        diagnosis = redact(diagnosis)
     if no_source_text:
-        diagnosis = report.without_source_text(diagnosis)
+        from ddpdoctor.report.redaction import without_source_text
+
+        diagnosis = without_source_text(diagnosis)
     if opened:
         html = html or temporary_report()
         outputs["--html"] = html, written.REPORT
-    contents: dict[str, Callable[[], str | bytes]] = {
-        "--html": lambda: report.render_html(diagnosis, static=static),
-        "--json": lambda: report.formatted(diagnosis),
-        "--markdown": lambda: report.render_markdown(diagnosis),
-        "--sarif": lambda: report.formatted(report.to_sarif(diagnosis)),
-        "--junit": lambda: report.render_junit(diagnosis, fail_on=fail_on or "warning"),
-    }
+    contents = _contents(diagnosis, static, fail_on or "warning")
     files = [path for path, _ in outputs.values()]
     _write_all(
         [(contents[option], path, form) for option, (path, form) in outputs.items() if path is not None],
@@ -208,7 +205,7 @@ def _show(
         return
     from rich.console import Console
 
-    from ddpdoctor.report import print_terminal
+    from ddpdoctor.report.terminal import print_terminal
 
     console = Console(stderr=on_stderr)
     print_terminal(diagnosis, console, quiet=quiet, verbose=verbose)
@@ -217,6 +214,38 @@ def _show(
     say_written(files)
     if hint and console.is_terminal:
         say("`--open` shows the report with its charts in the browser; `--html F` writes it.", err=True)
+
+
+def _contents(diagnosis: Diagnosis, static: bool, fail_on: str) -> dict[str, Callable[[], str | bytes]]:
+    """By option, a function that renders the output. Only what is written is imported."""
+
+    def html() -> str:
+        from ddpdoctor.report.html import render_html
+
+        return render_html(diagnosis, static=static)
+
+    def as_json() -> bytes:
+        from ddpdoctor.report.json_output import formatted
+
+        return formatted(diagnosis)
+
+    def markdown() -> str:
+        from ddpdoctor.report.markdown import render_markdown
+
+        return render_markdown(diagnosis)
+
+    def sarif() -> bytes:
+        from ddpdoctor.report.json_output import formatted
+        from ddpdoctor.report.sarif import to_sarif
+
+        return formatted(to_sarif(diagnosis))
+
+    def junit() -> str:
+        from ddpdoctor.report.junit import render_junit
+
+        return render_junit(diagnosis, fail_on=fail_on)
+
+    return {"--html": html, "--json": as_json, "--markdown": markdown, "--sarif": sarif, "--junit": junit}
 
 
 def _exit_by_severity(diagnosis: Diagnosis, fail_on: str) -> None:

@@ -31,7 +31,7 @@ def command(out: Path) -> None:
       python dd.pyz run --out runs/big -- torchrun --nproc-per-node 8 train.py    # in the image
       ddpdoctor analyze runs/big                                                  # here
     """
-    from ddpdoctor.bundle import write_bundle
+    from ddpdoctor.bundle.build import write_bundle
     from ddpdoctor.cli.run import command as run
 
     help_text = run.get_help(click.Context(run, info_name="ddpdoctor run", terminal_width=80))

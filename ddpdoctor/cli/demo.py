@@ -17,7 +17,7 @@ import click
 from ddpdoctor.cli.session import say
 from ddpdoctor.demo import FAULTS, JOB, Fault, find_fault
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.launch import RunOptions
+from ddpdoctor.launch.options import RunOptions
 
 _HANG_AFTER_S = 10.0
 """Hang threshold, much longer than the demo's steps."""

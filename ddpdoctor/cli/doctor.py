@@ -31,7 +31,7 @@ def command(json_file: Path | None, job: tuple[str, ...]) -> None:
     """
     import msgspec
 
-    from ddpdoctor.launch import CheckState, checks_for
+    from ddpdoctor.launch.checkup import CheckState, checks_for
     from ddpdoctor.written import DOCTOR, is_stdout, write_file
 
     read = [word for word in job if os.path.isfile(word)]  # noqa: PTH113

@@ -57,7 +57,7 @@ class Trackers:
         if not self.requested:
             return
         from ddpdoctor.rundir import is_recorded_file, is_run_directory
-        from ddpdoctor.trackers import check_mlflow
+        from ddpdoctor.trackers.to_mlflow import check_mlflow
 
         for option in ("tensorboard", "mlflow", "wandb"):
             place = getattr(self, option)
@@ -75,21 +75,27 @@ class Trackers:
         """Write ``diagnosis`` to each tracker and print the destinations, on stderr if ``err``. Raises DdpDoctorError."""
         if not self.requested:
             return
-        from ddpdoctor import trackers
-        from ddpdoctor.report import redact
+        from ddpdoctor.report.redaction import redact
+        from ddpdoctor.trackers.contents import tracker_run
 
-        run = trackers.tracker_run(redact(diagnosis) if self.redacted else diagnosis)
+        run = tracker_run(redact(diagnosis) if self.redacted else diagnosis)
         if run.note:
             say(f"Note: {run.note}", err=True)
         if self.tensorboard is not None:
-            files = trackers.write_tensorboard(run, self.tensorboard)
+            from ddpdoctor.trackers.to_tensorboard import write_tensorboard
+
+            files = write_tensorboard(run, self.tensorboard)
             say(f"written: {len(files)} event files in {files[0].parent}", err=err)
             say(f"To view them: tensorboard --logdir {shlex.quote(str(self.tensorboard))}", err=err)
         if self.mlflow is not None:
-            view_command = trackers.log_to_mlflow(run, self.mlflow)
+            from ddpdoctor.trackers.to_mlflow import log_to_mlflow
+
+            view_command = log_to_mlflow(run, self.mlflow)
             say(f"logged to {self.mlflow}; to view it: {view_command}", err=err)
         if self.wandb is not None:
-            sync_command = trackers.log_to_wandb(run, self.wandb)
+            from ddpdoctor.trackers.to_wandb import log_to_wandb
+
+            sync_command = log_to_wandb(run, self.wandb)
             say(f"written to {self.wandb}, not uploaded; to upload it: {sync_command}", err=err)
 
 
@@ -168,7 +174,7 @@ def command(
         return
     diagnosis = diagnosis_at(*paths, job=job)
     if figures is not None:
-        from ddpdoctor.report import redact
+        from ddpdoctor.report.redaction import redact
 
         for sentence in _write_figures(redact(diagnosis) if trackers.redacted else diagnosis, figures):
             say(sentence)
@@ -312,7 +318,7 @@ def _written_lines(files: Sequence[Path]) -> list[str]:
 
 
 def _write_figures(diagnosis: Diagnosis, folder: Path) -> list[str]:
-    from ddpdoctor.report import write_figures
+    from ddpdoctor.report.html import write_figures
 
     return _written_lines(write_figures(diagnosis, folder)) or [
         "no figures, because nothing was measured that they could show."

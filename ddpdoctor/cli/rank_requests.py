@@ -29,16 +29,14 @@ from ddpdoctor.rundir import (
     launcher_runs,
     living_ranks,
     new_request,
-    read_manifest,
-    read_rank,
     recover,
     request_capture,
     writer_of,
 )
+from ddpdoctor.rundir.reader import read_manifest, read_rank
 from ddpdoctor.rundir.stepevents import LONG_PHASES, Phase
 from ddpdoctor.rundir.typed import STALL
-from ddpdoctor.telemetry import RECENT_STEPS, LiveRank, LiveRun, step_ms
-from ddpdoctor.telemetry.live import KEPT_STEPS
+from ddpdoctor.telemetry.live import KEPT_STEPS, RECENT_STEPS, LiveRank, LiveRun, step_ms
 from ddpdoctor.telemetry.procfs import state_of
 
 POLL_S = 0.1

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from ddpdoctor.cli.options import FiniteRange
-from ddpdoctor.launch import RunOptions, asked_options, run_alone
+from ddpdoctor.launch.alone import run_alone
+from ddpdoctor.launch.options import RunOptions, asked_options
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 from ddpdoctor.cli.child import ChildFailedError, limit_memory, run_in_child, take_interrupts_as_exceptions
 from ddpdoctor.cli.session import import_numpy_single_threaded, say
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.launch import Outcome, RunOptions, run_job
+from ddpdoctor.launch.options import RunOptions
+from ddpdoctor.launch.session import Outcome, run_job
 from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _diagnose(run: Path, report_options: ReportOptions) -> None:
         diagnosis = _diagnosis_of(run, report_options)
         from rich.console import Console
 
-        from ddpdoctor.report import print_terminal
+        from ddpdoctor.report.terminal import print_terminal
 
         if not report_options.quiet:
             print_terminal(diagnosis, Console(stderr=True))
@@ -119,7 +120,8 @@ def _diagnosis_of(run: Path, report_options: ReportOptions) -> Diagnosis:
 
 def _write_outputs(diagnosis: Diagnosis, run: Path, report_options: ReportOptions) -> list[str]:
     """Write diagnosis and report into the run directory. Returns a sentence for each file that could not be written."""
-    from ddpdoctor.report import write_html, write_json
+    from ddpdoctor.report.html import write_html
+    from ddpdoctor.report.json_output import write_json
 
     failed = []
     write_report = partial(write_html, static=report_options.static)

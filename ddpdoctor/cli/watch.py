@@ -40,7 +40,7 @@ def command(run: Path, interval: float, once: bool, prometheus: str | None) -> N
       ddpdoctor watch ddpdoctor-runs/20260101T120000Z-train --prometheus 9401 > /dev/null
     """
     from ddpdoctor.cli.watch_loop import watch
-    from ddpdoctor.launch import parse_address
+    from ddpdoctor.launch.options import parse_address
     from ddpdoctor.rundir import is_run_directory
 
     if not is_run_directory(str(run)):

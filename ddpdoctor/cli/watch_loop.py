@@ -24,7 +24,8 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.process import is_readable
 from ddpdoctor.rundir import present_ranks, recover
-from ddpdoctor.telemetry import LiveRun, Sample, metrics_server, page_of
+from ddpdoctor.telemetry.live import LiveRun
+from ddpdoctor.telemetry.prometheus import Sample, metrics_server, page_of
 
 MIN_PAUSE_S = 5.0
 PAUSE_FACTOR = 10.0

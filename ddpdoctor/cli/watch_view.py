@@ -25,16 +25,16 @@ from ddpdoctor.rundir import Standstill, read_stops
 from ddpdoctor.rundir.ends import job_end
 from ddpdoctor.rundir.packages import innermost_frame, says_gil_is_held
 from ddpdoctor.rundir.stops import RankStop, launches_of
-from ddpdoctor.telemetry import (
+from ddpdoctor.telemetry.live import (
     RECENT_STEPS,
     LivePhase,
     LiveRank,
     LiveRun,
     data_wait_ms,
     phase_shares,
-    run_so_far,
     step_ms,
 )
+from ddpdoctor.telemetry.prometheus import run_so_far
 
 SPARK_STEPS = 50
 SPARKS = "▁▂▃▄▅▆▇█"

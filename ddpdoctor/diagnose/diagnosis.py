@@ -256,7 +256,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     def _repr_html_(self) -> str:
         """HTML for a notebook."""
-        from ddpdoctor.report import notebook_html
+        from ddpdoctor.report.html import notebook_html
 
         return notebook_html(self)
 

@@ -26,16 +26,8 @@ import psutil
 from ddpdoctor.hook.environment import RUN, TRIAL
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.process import die_with_parent
-from ddpdoctor.rundir import (
-    STEPS_FILE,
-    LineField,
-    RankRecord,
-    RunDirectory,
-    discard,
-    remove_root,
-    roots_of,
-    spools_in,
-)
+from ddpdoctor.rundir import STEPS_FILE, LineField, discard, remove_root, roots_of, spools_in
+from ddpdoctor.rundir.reader import RankRecord, RunDirectory
 from ddpdoctor.telemetry.host import Cgroup
 
 from .scratch import copy_folder, scratch_folder

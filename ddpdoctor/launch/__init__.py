@@ -19,27 +19,3 @@ fails, the job runs without it.
     afterwards    leftovers       records that are still in memory, and ranks that outlived the command
     ``doctor``    checkup         what can be recorded on this machine
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from ddpdoctor.deferred import deferred
-from ddpdoctor.launch.options import RunOptions, asked_options, parse_address, parse_step_range
-
-if TYPE_CHECKING:
-    from ddpdoctor.launch.alone import CommandNotStartedError, run_alone
-    from ddpdoctor.launch.checkup import Check, CheckState, checks_for
-    from ddpdoctor.launch.child import ExitStatus
-    from ddpdoctor.launch.session import Outcome, run_job
-
-
-__getattr__ = deferred(
-    __name__,
-    {
-        "alone": "CommandNotStartedError run_alone",
-        "checkup": "Check CheckState checks_for",
-        "child": "ExitStatus",
-        "session": "Outcome run_job",
-    },
-)

@@ -25,8 +25,8 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.hook.environment import HookOptions, job_environment
 from ddpdoctor.launch.directory import RUNS_FOLDER
 from ddpdoctor.process import is_readable
-from ddpdoctor.telemetry import HostSampler, NvmlSampler
-from ddpdoctor.telemetry.host import Cgroup
+from ddpdoctor.telemetry.host import Cgroup, HostSampler
+from ddpdoctor.telemetry.nvml import NvmlSampler
 
 _LAUNCHERS = ("torchrun", "python", "python3")
 """Programs that start most jobs, tried in this order if no command is given."""

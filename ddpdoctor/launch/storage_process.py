@@ -26,7 +26,7 @@ from ddpdoctor.rundir.owned import make_private_folder
 from ddpdoctor.rundir.spool import spools_in
 
 if TYPE_CHECKING:
-    from ddpdoctor.telemetry import TelemetrySampler
+    from ddpdoctor.telemetry.sampler import TelemetrySampler
 
 PERIOD_S = 1.0
 _PERIOD_SHARE, _MAX_PERIOD_S = 0.1, 5.0
@@ -127,7 +127,7 @@ class StorageProcess:
             while not lock.take():
                 if is_readable(orders, PERIOD_S):
                     return
-        from ddpdoctor.telemetry import serve_metrics
+        from ddpdoctor.telemetry.prometheus import serve_metrics
 
         if self._options.prometheus is not None:
             serve_metrics(
@@ -147,7 +147,7 @@ class StorageProcess:
         if not self._options.telemetry:
             return
         try:
-            from ddpdoctor.telemetry import TelemetrySampler
+            from ddpdoctor.telemetry.sampler import TelemetrySampler
 
             self._sampler = TelemetrySampler(
                 Path(host_directory(str(self._run), self._host)),

@@ -14,7 +14,7 @@ from ddpdoctor.diagnose.diagnosis import Evidence, Finding, Fix
 from ddpdoctor.diagnose.rule_texts import THIS_WORK
 from ddpdoctor.measure.places import CodeLine, Where, function_name, is_own_process
 from ddpdoctor.report import words
-from ddpdoctor.rundir import parsed_python
+from ddpdoctor.rundir.sources import parsed_python
 
 _Row = TypeVar("_Row")
 

@@ -37,9 +37,6 @@ log of a long job, when it is thinned, is also replaced as a whole.
     masking     privacy (text, tokens), secretnames
 """
 
-from typing import TYPE_CHECKING
-
-from ..deferred import deferred
 from .files import (
     bounded_lines,
     is_hollow,
@@ -98,81 +95,3 @@ from .layout import (
 from .notes import Note, NoteCode, recorded_notes
 from .owned import encoded, file_identity
 from .typed import fitting
-
-if TYPE_CHECKING:
-    from .calls_page import CALL_SLOTS, CALLS_PAGE, DDP_SLOTS, Call, CallsPage, lines_of_calls
-    from .compaction import DiskBudget, rank_budget
-    from .draining import BusyError, discard, drain, recover
-    from .handover import RAW_FILE, TooLargeError
-    from .heartbeat import ENDS_AT, ENDS_MASK, STEPS_AT, WRITTEN_AT, Heartbeat
-    from .host_files import HostLock, copier_lock_is_held, host_document, remove_root
-    from .liveness import boot_id, pid_namespace, writer_of
-    from .reader import RankRecord, RunDirectory, UnknownAttemptError, read_manifest, read_rank
-    from .requests import (
-        CAPTURE_SCHEMA,
-        CaptureRequest,
-        Present,
-        answer_of,
-        ask,
-        capture_requested,
-        delete_requests,
-        launcher_runs,
-        living_ranks,
-        new_request,
-        present_ranks,
-        request_capture,
-        request_in,
-    )
-    from .sources import hash_of, parsed_python, read_sources, source_bytes
-    from .spool import (
-        Spool,
-        accept_workers,
-        append_lines,
-        make_spool_root,
-        recorded_s,
-        roots_of,
-        spool_of_process,
-        spools_in,
-    )
-    from .stepevents import (
-        HELD_NS,
-        POINT_TO_POINT,
-        CallField,
-        EventField,
-        EventKind,
-        LineField,
-        Mark,
-        Phase,
-        WorkerField,
-        brief_lines,
-        renamed,
-    )
-    from .stops import (
-        ENDING_SCHEMA,
-        PROGRESS_SCHEMA,
-        STANDING_SCHEMA,
-        End,
-        Standstill,
-        read_stops,
-    )
-
-
-__getattr__ = deferred(
-    __name__,
-    {
-        "calls_page": "CALL_SLOTS CALLS_PAGE DDP_SLOTS Call CallsPage lines_of_calls",
-        "compaction": "DiskBudget rank_budget",
-        "draining": "BusyError discard drain recover",
-        "handover": "RAW_FILE TooLargeError",
-        "heartbeat": "ENDS_AT ENDS_MASK STEPS_AT WRITTEN_AT Heartbeat",
-        "host_files": "HostLock copier_lock_is_held host_document remove_root",
-        "liveness": "boot_id pid_namespace writer_of",
-        "reader": "RankRecord RunDirectory UnknownAttemptError read_manifest read_rank",
-        "requests": "CAPTURE_SCHEMA CaptureRequest Present answer_of ask capture_requested delete_requests launcher_runs living_ranks "
-        "new_request present_ranks request_capture request_in",
-        "sources": "hash_of parsed_python read_sources source_bytes",
-        "spool": "Spool accept_workers append_lines make_spool_root recorded_s roots_of spool_of_process spools_in",
-        "stepevents": "HELD_NS POINT_TO_POINT CallField EventField EventKind LineField Mark Phase WorkerField brief_lines renamed",
-        "stops": "ENDING_SCHEMA PROGRESS_SCHEMA STANDING_SCHEMA End Standstill read_stops",
-    },
-)

@@ -12,26 +12,4 @@ Dumps are read without Python's unpickler. Roots are ranks that others wait for 
 record is reported only if the records of all others leave no other explanation.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from ddpdoctor.deferred import deferred
-
 from .dumps import Dumps, StopVerdict, find_dumps
-
-if TYPE_CHECKING:
-    from .attempt_ends import AttemptEnd, attempt_end
-    from .evidence import evidence_of, stops_of
-    from .verdict import of_dumps, of_run
-
-
-# Not needed for traces of a job that did not stop.
-__getattr__ = deferred(
-    __name__,
-    {
-        "attempt_ends": "AttemptEnd attempt_end",
-        "evidence": "evidence_of stops_of",
-        "verdict": "of_dumps of_run",
-    },
-)

@@ -8,9 +8,10 @@ import msgspec
 
 from ddpdoctor.measure.runfacts import StopFacts
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.rundir import RunDirectory, ranks_in_words
+from ddpdoctor.rundir import ranks_in_words
 from ddpdoctor.rundir.attempts import Attempt
 from ddpdoctor.rundir.ends import POLITE, JobEnd
+from ddpdoctor.rundir.reader import RunDirectory
 from ddpdoctor.rundir.stops import Stops, signal_name
 
 from .evidence import RunEvidence, evidence_of

@@ -30,11 +30,11 @@ from ddpdoctor.rundir import (
     is_hollow,
     is_regular,
     is_run_directory,
-    read_manifest,
     reason_of,
     recorded_notes,
     write_json,
 )
+from ddpdoctor.rundir.reader import read_manifest
 from ddpdoctor.trace.archive import SUFFIX, write_archive
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.formats import file_of

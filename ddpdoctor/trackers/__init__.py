@@ -6,27 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ddpdoctor.deferred import deferred
 from ddpdoctor.errors import DdpDoctorError
-
-if TYPE_CHECKING:
-    from .contents import TrackerRun, tracker_run
-    from .to_mlflow import check_mlflow, log_to_mlflow
-    from .to_tensorboard import write_tensorboard
-    from .to_wandb import log_to_wandb
-
-
-__getattr__ = deferred(
-    __name__,
-    {
-        "contents": "TrackerRun tracker_run",
-        "to_mlflow": "check_mlflow log_to_mlflow",
-        "to_tensorboard": "write_tensorboard",
-        "to_wandb": "log_to_wandb",
-    },
-)
 
 
 def missing_package(extra: str, error: ImportError) -> DdpDoctorError:

@@ -13,9 +13,11 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.diagnose.diagnosis import SEVERITIES, Diagnosis, JsonValue
-from ddpdoctor.report import formatted, render_html, render_markdown, words
+from ddpdoctor.report import words
 from ddpdoctor.report.charts.series import notable_ranks
-from ddpdoctor.report.markdown import finding_markdown
+from ddpdoctor.report.html import render_html
+from ddpdoctor.report.json_output import formatted
+from ddpdoctor.report.markdown import finding_markdown, render_markdown
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 from ddpdoctor.analysis.source_text import with_repository
 from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Finding, Job, Steps, Verdict
 from ddpdoctor.measure.places import Where
-from ddpdoctor.report import to_sarif
+from ddpdoctor.report.sarif import to_sarif
 
 
 def diagnosis_of(*files):

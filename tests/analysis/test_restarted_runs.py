@@ -9,7 +9,7 @@ import pytest
 from ddpdoctor.analysis.inputs import Options, load
 from ddpdoctor.analysis.job import attempt_records
 from ddpdoctor.measure.steplog import read_rank_log
-from ddpdoctor.rundir import RunDirectory
+from ddpdoctor.rundir.reader import RunDirectory
 from ddpdoctor.stall import evidence
 from tests.rundir.test_attempts import recorded
 

@@ -10,9 +10,9 @@ import pytest
 from ddpdoctor.analysis.source_text import CHANGED, with_source_text
 from ddpdoctor.diagnose.diagnosis import Fix
 from ddpdoctor.measure.places import CodeLine, Where
-from ddpdoctor.report import redact, without_source_text
 from ddpdoctor.report.markdown import render_markdown
-from ddpdoctor.rundir import hash_of
+from ddpdoctor.report.redaction import redact, without_source_text
+from ddpdoctor.rundir.sources import hash_of
 from tests.report import samples
 
 TEXT = "import torch\n\n\ndef main():\n    token = 'hf_abcdefghijklmnopqrstuvwxyz012345'\n    train()\n"

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ddpdoctor.bundle import build, write_bundle
+from ddpdoctor.bundle import build
+from ddpdoctor.bundle.build import write_bundle
 from ddpdoctor.bundle.recording import parsed
 from ddpdoctor.cli.bundle import command
 from ddpdoctor.cli.run import command as run_command

@@ -22,8 +22,7 @@ from ddpdoctor.rundir.liveness import started
 from ddpdoctor.rundir.owned import make_private_folder
 from ddpdoctor.rundir.requests import CAPTURE_SCHEMA
 from ddpdoctor.rundir.stops import PROGRESS_SCHEMA
-from ddpdoctor.telemetry import LiveRank, LiveRun
-from ddpdoctor.telemetry.live import FileTail, LiveStep
+from ddpdoctor.telemetry.live import FileTail, LiveRank, LiveRun, LiveStep
 from tests.cli.live import DOCTOR, ENVIRONMENT, live_run, steps_of
 from tests.commands import ROOT, command
 from tests.hook.recording import JOBS, forked

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddpdoctor.report import write_html, write_json
+from ddpdoctor.report.html import write_html
+from ddpdoctor.report.json_output import write_json
 from tests.commands import command
 from tests.report import samples
 

@@ -15,7 +15,7 @@ from ddpdoctor.analysis import analyze
 from ddpdoctor.cli.session import configured, diagnosis_at
 from ddpdoctor.diagnose.load import packaged_folder
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.report import write_json
+from ddpdoctor.report.json_output import write_json
 from ddpdoctor.stages import Stage
 from tests.commands import command
 

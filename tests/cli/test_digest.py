@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.cli.main import cli
-from ddpdoctor.report import write_json
+from ddpdoctor.report.json_output import write_json
 from tests.commands import command
 from tests.privileges import as_anybody
 from tests.trace.trace_files import document, events, write

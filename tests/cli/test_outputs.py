@@ -30,7 +30,7 @@ from ddpdoctor.cli import (
 )
 from ddpdoctor.cli.main import cli
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.report import read_diagnosis
+from ddpdoctor.report.read import read_diagnosis
 from ddpdoctor.written import MARKDOWN, REPORT, write_file
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ import pytest
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.rundir import RunDirectory
+from ddpdoctor.rundir.reader import RunDirectory
 from ddpdoctor.trace import find_traces
 from tests.commands import command
 from tests.trace.trace_files import document, event, events, write

@@ -17,7 +17,7 @@ from ddpdoctor.cli.watch_loop import findings_page, serve_findings
 from ddpdoctor.cli.watch_view import LineOfCode, Sort, View, phase_bar, rank_table
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.telemetry import LiveRun
+from ddpdoctor.telemetry.live import LiveRun
 from tests.cli.live import free_port, metrics
 from tests.commands import ROOT, command
 

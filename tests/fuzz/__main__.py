@@ -157,13 +157,12 @@ def _warm(seeds: Path) -> None:
         importlib.import_module(f"ddpdoctor.{name}")
     for name in ("jinja2.sandbox", "cel", "polars", "yaml"):
         importlib.import_module(name)
-    from ddpdoctor import report
     from ddpdoctor.analysis import Options, analyze
-    from ddpdoctor.report.html import page_environment
+    from ddpdoctor.report.html import page_environment, render_html
 
     recorded = next(seeds.glob("*/run"), None)
     if recorded is not None:
-        report.render_html(analyze(str(recorded), Options(cache=False, jobs=1)))
+        render_html(analyze(str(recorded), Options(cache=False, jobs=1)))
     page_environment().get_template("compare.html.j2")
     # What is frozen is not copied when a child collects its garbage.
     gc.collect()

@@ -145,7 +145,8 @@ def _digest(folder: Path) -> None:
 
 def _reports(folder: Path) -> None:
     from ddpdoctor.analysis import Options, analyze
-    from ddpdoctor.report import write_html, write_json
+    from ddpdoctor.report.html import write_html
+    from ddpdoctor.report.json_output import write_json
 
     _traced(folder)
     diagnosis = analyze(str(folder / "run"), Options(cache=False, jobs=1))

@@ -29,7 +29,7 @@ from ddpdoctor.demo import JOB, find_fault
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.diagnose.trials import TRIALS_FILE
 from ddpdoctor.plain import plain
-from ddpdoctor.report import read_diagnosis
+from ddpdoctor.report.read import read_diagnosis
 from ddpdoctor.report.summary import cost_sentence, main_finding
 from ddpdoctor.report.words import milliseconds, speedup
 

@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.demo import find_fault
 from ddpdoctor.plain import plain
-from ddpdoctor.report import read_diagnosis
+from ddpdoctor.report.read import read_diagnosis
 
 from . import gallery
 

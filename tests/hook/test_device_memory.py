@@ -13,7 +13,8 @@ from ddpdoctor.hook import guard
 from ddpdoctor.hook.stalls.status_thread import SAMPLES_PER_INTERVAL, DeviceMemory
 from ddpdoctor.measure.memory import memory_of
 from ddpdoctor.measure.steplog import read_rank_log
-from ddpdoctor.rundir import MEMORY_FILE, Phase, RunDirectory
+from ddpdoctor.rundir import MEMORY_FILE, Phase
+from ddpdoctor.rundir.reader import RunDirectory
 from tests.python import NEEDS_STACKS
 
 from .recording import HookOptions, forked, run_recorded

@@ -27,7 +27,8 @@ from ddpdoctor.hook.recording.recorder import (
     Thinning,
 )
 from ddpdoctor.measure.steplog import Step, read_rank_log
-from ddpdoctor.rundir import STEPS_FILE, EventKind, RankRecord, Spool, drain, make_spool_root
+from ddpdoctor.rundir import STEPS_FILE, EventKind, Spool, drain, make_spool_root
+from ddpdoctor.rundir.reader import RankRecord
 from tests.launch.launched import make_run
 
 from .recording import HookOptions, forked, plain_environment, run_recorded

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.launch import RunOptions, session
+from ddpdoctor.launch import session
+from ddpdoctor.launch.options import RunOptions
 
 STAGES = [
     "job_identity",

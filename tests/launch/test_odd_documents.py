@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
-from ddpdoctor.rundir import RunDirectory, read_manifest
+from ddpdoctor.rundir.reader import RunDirectory, read_manifest
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 OPTIONS = Options(cache=False, jobs=1)

@@ -14,7 +14,7 @@ from ddpdoctor.measure.sourcelines import samples_of
 from ddpdoctor.measure.steplog import RankLog, Step
 from ddpdoctor.measure.summary import RankSummary
 from ddpdoctor.report.charts.flames import flames as charts
-from ddpdoctor.rundir import RankRecord
+from ddpdoctor.rundir.reader import RankRecord
 from tests.measure.made import MS, on, simple
 
 MAIN, LOAD, LOG = Where("train.py", 90, "main"), Where("train.py", 57, "load"), Where("train.py", 61, "log")

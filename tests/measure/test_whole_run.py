@@ -17,7 +17,7 @@ from ddpdoctor.measure.runfacts import RunFacts
 from ddpdoctor.measure.sourcelines import LogSourceLines
 from ddpdoctor.measure.steplog import Event, RankLog, Step, select_steps
 from ddpdoctor.measure.wholerun import Launch, RunPart, run_account, run_facts
-from ddpdoctor.rundir import RankRecord
+from ddpdoctor.rundir.reader import RankRecord
 from tests.measure.recorded import Job, record
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"

@@ -9,7 +9,7 @@ import devtools
 import pytest
 import samples
 
-from ddpdoctor.report import write_html
+from ddpdoctor.report.html import write_html
 from tests.conftest import Once
 
 

@@ -7,7 +7,7 @@ import gzip
 import re
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
-from ddpdoctor.report import render_html
+from ddpdoctor.report.html import render_html
 
 
 def unpacked(packed: str) -> str:

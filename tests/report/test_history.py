@@ -11,8 +11,8 @@ import samples
 from rich.console import Console
 from test_compare import diagnosis
 
-from ddpdoctor.report import formatted
 from ddpdoctor.report.history import Unread, history
+from ddpdoctor.report.json_output import formatted
 from ddpdoctor.report.runs_output import (
     chart_of,
     grid_of,

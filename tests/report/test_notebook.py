@@ -6,7 +6,6 @@ import pytest
 import samples
 
 import ddpdoctor
-import ddpdoctor.report
 
 
 class Parts(HTMLParser):

@@ -16,8 +16,11 @@ from rich.console import Console
 from ddpdoctor.analysis import analyze
 from ddpdoctor.diagnose.diagnosis import Coverage, Evidence, Finding, Fix, TelemetrySeries
 from ddpdoctor.measure.places import CodeLine, Where
-from ddpdoctor.report import print_terminal, redact, render_markdown, to_json
+from ddpdoctor.report.json_output import to_json
+from ddpdoctor.report.markdown import render_markdown
+from ddpdoctor.report.redaction import redact
 from ddpdoctor.report.sarif import to_sarif
+from ddpdoctor.report.terminal import print_terminal
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "slow-data-one-rank"
 

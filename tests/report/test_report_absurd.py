@@ -13,10 +13,12 @@ import pytest
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.report import read_diagnosis, render_html, to_json
 from ddpdoctor.report.charts.scale import index_ticks
 from ddpdoctor.report.figures.spec import light_colours, with_colours
 from ddpdoctor.report.figures.specs import figure_specs
+from ddpdoctor.report.html import render_html
+from ddpdoctor.report.json_output import to_json
+from ddpdoctor.report.read import read_diagnosis
 from tests.fuzz.trial import fault_of_page, faults_of_figure
 from tests.report import samples
 

@@ -13,7 +13,7 @@ import samples
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Verdict
 from ddpdoctor.measure.places import Where
-from ddpdoctor.report import write_html
+from ddpdoctor.report.html import write_html
 
 pytestmark = [
     pytest.mark.browser,

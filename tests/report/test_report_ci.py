@@ -17,17 +17,14 @@ from rich.console import Console
 
 from ddpdoctor.cli.main import cli
 from ddpdoctor.diagnose.diagnosis import Verdict
-from ddpdoctor.report import (
-    formatted,
-    redact,
-    render_junit,
-    render_markdown,
-    to_json,
-    to_sarif,
-    words,
-)
+from ddpdoctor.report import words
 from ddpdoctor.report.compare import compare
+from ddpdoctor.report.json_output import formatted, to_json
+from ddpdoctor.report.junit import render_junit
+from ddpdoctor.report.markdown import render_markdown
+from ddpdoctor.report.redaction import redact
 from ddpdoctor.report.runs_output import print_comparison
+from ddpdoctor.report.sarif import to_sarif
 from ddpdoctor.report.timeline_export import finding_tracks
 
 

@@ -18,8 +18,9 @@ from ddpdoctor.diagnose.trials import (
     write_trials,
 )
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.report import read, render_html
+from ddpdoctor.report import read
 from ddpdoctor.report.experiment_view import experiment_view, note_text, print_experiment, verdict_text
+from ddpdoctor.report.html import render_html
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.terminal import print_terminal
 from tests.report import samples

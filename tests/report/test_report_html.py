@@ -17,9 +17,10 @@ from packed import unpacked
 
 from ddpdoctor.diagnose.diagnosis import CheckedRule, Diagnosis, SkippedRule, Verdict
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
-from ddpdoctor.report import read_diagnosis, render_html, to_json, write_html, write_json
 from ddpdoctor.report.compare import compare
-from ddpdoctor.report.html import THINNED_NOTE, page
+from ddpdoctor.report.html import THINNED_NOTE, page, render_html, write_html
+from ddpdoctor.report.json_output import to_json, write_json
+from ddpdoctor.report.read import read_diagnosis
 from ddpdoctor.report.runs_output import render_comparison
 
 BYTES_MOST = 1_500_000

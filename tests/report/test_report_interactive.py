@@ -13,7 +13,8 @@ import msgspec
 import pytest
 import samples
 
-from ddpdoctor.report import redact, write_figures, write_html
+from ddpdoctor.report.html import write_figures, write_html
+from ddpdoctor.report.redaction import redact
 
 pytestmark = [
     pytest.mark.browser,

@@ -9,7 +9,8 @@ from packed import readable_html
 
 from ddpdoctor.diagnose.diagnosis import Coverage, Finding, TelemetrySeries
 from ddpdoctor.measure.places import CodeLine, Where
-from ddpdoctor.report import redact, to_json
+from ddpdoctor.report.json_output import to_json
+from ddpdoctor.report.redaction import redact
 
 
 def test_the_same_name_gets_the_same_pseudonym():

@@ -15,10 +15,12 @@ from ddpdoctor.diagnose.rule_texts import ms
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.summary import Speaker
 from ddpdoctor.measure.taxonomy import PARTS, Part
-from ddpdoctor.report import print_terminal, render_html, render_markdown
 from ddpdoctor.report.finding_view import evidence_value, place
+from ddpdoctor.report.html import render_html
 from ddpdoctor.report.job_view import project_root
+from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.summary import cost_sentence, subtitle
+from ddpdoctor.report.terminal import print_terminal
 
 replace = msgspec.structs.replace
 ESCAPE = "\x1b"

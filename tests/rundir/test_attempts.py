@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.rundir import RankRecord, RunDirectory, UnknownAttemptError
 from ddpdoctor.rundir.attempts import attempts_of
+from ddpdoctor.rundir.reader import RankRecord, RunDirectory, UnknownAttemptError
 
 S = 1_000_000_000
 

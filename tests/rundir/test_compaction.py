@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.rundir import STEPS_FILE, DiskBudget, RunDirectory, Spool, drain, make_spool_root
+from ddpdoctor.rundir import STEPS_FILE, DiskBudget, Spool, drain, make_spool_root
 from ddpdoctor.rundir.compaction import (
     BLOCK_STEPS,
     MOST_RANK_BYTES,
@@ -19,6 +19,7 @@ from ddpdoctor.rundir.compaction import (
     thinned_steps,
 )
 from ddpdoctor.rundir.owned import folder
+from ddpdoctor.rundir.reader import RunDirectory
 from ddpdoctor.telemetry.live import FileTail
 from tests.launch.launched import make_run
 

@@ -1,6 +1,7 @@
 """Notes keep their codes from whoever writes them to whoever decides by them."""
 
-from ddpdoctor.rundir import Note, NoteCode, RunDirectory, recorded_notes
+from ddpdoctor.rundir import Note, NoteCode, recorded_notes
+from ddpdoctor.rundir.reader import RunDirectory
 
 NO_GPU = "No GPU telemetry: NVML Shared Library Not Found (NVML)."
 NO_RANK = "no rank was recorded: sleep ended without any Python process in which ..."

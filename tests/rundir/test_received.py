@@ -12,15 +12,8 @@ import pytest
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.rundir import (
-    Note,
-    RunDirectory,
-    bounded_lines,
-    is_run_directory,
-    open_regular,
-    read_json,
-    write_json,
-)
+from ddpdoctor.rundir import Note, bounded_lines, is_run_directory, open_regular, read_json, write_json
+from ddpdoctor.rundir.reader import RunDirectory
 
 FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "slow-data-one-rank"
 OPTIONS = Options(cache=False, jobs=1)

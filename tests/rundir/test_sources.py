@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from ddpdoctor.rundir import read_sources, source_bytes
-from ddpdoctor.rundir.sources import MOST_SOURCE_BYTES, note_sources
+from ddpdoctor.rundir.sources import MOST_SOURCE_BYTES, note_sources, read_sources, source_bytes
 
 TEXT = b"import torch\n"
 

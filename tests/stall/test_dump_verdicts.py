@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.analysis import analyze
-from ddpdoctor.stall import find_dumps, of_dumps
+from ddpdoctor.stall import find_dumps
+from ddpdoctor.stall.verdict import of_dumps
 
 from .simulated import Job, Op, data_parallel, pipelined, write
 

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor import stall
 from ddpdoctor.analysis import analyze
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.places import CodeLine
 from ddpdoctor.report.html import render_html
 from ddpdoctor.report.markdown import render_markdown
-from ddpdoctor.stall import find_dumps, of_dumps
+from ddpdoctor.stall import find_dumps
 from ddpdoctor.stall.plainpickle import NotPlainError, read_plain
 from ddpdoctor.stall.recording import lines_of
+from ddpdoctor.stall.verdict import of_dumps
 from tests.privileges import as_anybody
 
 from .recorded import Stopped
@@ -335,7 +335,7 @@ def test_a_stop_that_cannot_be_analysed_is_a_note(tmp_path, monkeypatch):
     def broken(*_):
         raise RecursionError("too deep")
 
-    monkeypatch.setattr(stall, "of_run", broken)
+    monkeypatch.setattr("ddpdoctor.stall.verdict.of_run", broken)
     diagnosis = analyze([str(Stopped(tmp_path / "run").path)])
     assert "What stopped could not be analyzed: RecursionError: too deep." in diagnosis.notes
     assert diagnosis.steps.measured > 0

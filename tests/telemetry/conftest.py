@@ -43,7 +43,7 @@ def run_with_driver(tmp_path):
     def run(library, code):
         program = (
             "import json, os, sys, time\nfrom pathlib import Path\n"
-            "from ddpdoctor.telemetry import NvmlSampler\n"
+            "from ddpdoctor.telemetry.nvml import NvmlSampler\n"
             "control = Path(os.environ['NVML_STUB_CONTROL'])\n"
             f"{code}\nprint(json.dumps(result))\n"
         )

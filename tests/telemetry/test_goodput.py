@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.telemetry import LiveRun, run_so_far
+from ddpdoctor.telemetry.live import LiveRun
+from ddpdoctor.telemetry.prometheus import run_so_far
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 START_NS = 1_700_000_000_000_000_000

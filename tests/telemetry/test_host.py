@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddpdoctor.telemetry import HOST_FIELDS, RANK_FIELDS, HostSampler, ProcessTreeSampler
-from ddpdoctor.telemetry.host import Cgroup, numa_nodes, rate
+from ddpdoctor.telemetry.host import HOST_FIELDS, Cgroup, HostSampler, numa_nodes, rate
+from ddpdoctor.telemetry.sampler import RANK_FIELDS, ProcessTreeSampler
 from tests.waiting import until
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

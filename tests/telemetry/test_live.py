@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.telemetry import LivePhase, LiveRun, data_wait_ms, phase_shares, read_telemetry, step_ms
+from ddpdoctor.measure.telemetry import read_telemetry
 from ddpdoctor.telemetry import live as module
+from ddpdoctor.telemetry.live import LivePhase, LiveRun, data_wait_ms, phase_shares, step_ms
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 SECOND_NS = 1_000_000_000

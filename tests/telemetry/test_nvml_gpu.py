@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.telemetry import NvmlSampler
+from ddpdoctor.telemetry.nvml import NvmlSampler
 
 pytestmark = pytest.mark.gpu
 

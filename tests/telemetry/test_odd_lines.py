@@ -8,7 +8,8 @@ import os
 import numpy as np
 import pytest
 
-from ddpdoctor.telemetry import LiveRun, read_telemetry
+from ddpdoctor.measure.telemetry import read_telemetry
+from ddpdoctor.telemetry.live import LiveRun
 from ddpdoctor.telemetry.prometheus import exposition
 
 SAMPLE = {"t_ns": 10**18, "host": {"cpu_percent": 5.0}, "ranks": {}, "gpus": []}

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.telemetry import METRICS, Exporter, LiveRun
-from ddpdoctor.telemetry.prometheus import GPU_METRICS, exposition, serve_metrics
+from ddpdoctor.telemetry.live import LiveRun
+from ddpdoctor.telemetry.prometheus import GPU_METRICS, METRICS, Exporter, exposition, serve_metrics
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "fixtures" / "slow-data-one-rank"

@@ -8,9 +8,9 @@ import psutil
 import pytest
 
 from ddpdoctor.rundir.liveness import boot_time_s, started
-from ddpdoctor.telemetry import HostSampler, ProcessTreeSampler
-from ddpdoctor.telemetry.host import swapped_bytes
+from ddpdoctor.telemetry.host import HostSampler, swapped_bytes
 from ddpdoctor.telemetry.procfs import TICKS_PER_S, parent_of, pids
+from ddpdoctor.telemetry.sampler import ProcessTreeSampler
 
 
 def test_the_machine():

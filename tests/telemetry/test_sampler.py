@@ -11,8 +11,9 @@ import time
 import numpy as np
 import pytest
 
+from ddpdoctor.measure.telemetry import read_telemetry
 from ddpdoctor.rundir import TELEMETRY_SCHEMA, Note, NoteCode
-from ddpdoctor.telemetry import TelemetrySampler, read_telemetry
+from ddpdoctor.telemetry.sampler import TelemetrySampler
 
 
 def _sampler(directory, **options):
@@ -61,7 +62,7 @@ def test_the_file_and_its_columns(tmp_path):
 
 def test_gpus_of_a_host(tmp_path, stub_library, run_with_driver):
     code = f"""
-from ddpdoctor.telemetry import TelemetrySampler
+from ddpdoctor.telemetry.sampler import TelemetrySampler
 s = TelemetrySampler(Path({str(tmp_path)!r}), rank_pids=lambda: {{5: os.getpid()}}, interval_s=0.05)
 s.start()
 while s.samples < 2: time.sleep(0.02)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ddpdoctor.report import write_json
+from ddpdoctor.report.json_output import write_json
 from tests.report import samples
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,10 @@ from click.testing import CliRunner
 from ddpdoctor.cli.export import command
 from ddpdoctor.diagnose.diagnosis import Series
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.report import redact, write_json
-from ddpdoctor.trackers import check_mlflow, tracker_run
-from ddpdoctor.trackers.contents import MAXIMUM, MEDIAN
+from ddpdoctor.report.json_output import write_json
+from ddpdoctor.report.redaction import redact
+from ddpdoctor.trackers.contents import MAXIMUM, MEDIAN, tracker_run
+from ddpdoctor.trackers.to_mlflow import check_mlflow
 from tests.report import samples
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.analysis import analyze
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.trackers import tracker_run
+from ddpdoctor.trackers.contents import tracker_run
 from tests.report import samples
 
 from .exporting import RUN, export, mentions, names_left
@@ -53,7 +53,7 @@ def test_redacted_no_name_goes_along(tmp_path):
 
 @pytest.mark.parametrize("name", ["a?b", "a%20b"])
 def test_a_folder_whose_name_means_another_in_a_uri_is_refused(tmp_path, name):
-    from ddpdoctor.trackers import log_to_mlflow
+    from ddpdoctor.trackers.to_mlflow import log_to_mlflow
 
     with pytest.raises(DdpDoctorError, match=r"without \? and %"):
         log_to_mlflow(tracker_run(samples.unhealthy()), str(tmp_path / name))
@@ -61,7 +61,7 @@ def test_a_folder_whose_name_means_another_in_a_uri_is_refused(tmp_path, name):
 
 
 def test_what_is_no_database_is_no_defect_of_ours(tmp_path):
-    from ddpdoctor.trackers import log_to_mlflow
+    from ddpdoctor.trackers.to_mlflow import log_to_mlflow
 
     (tmp_path / "mlflow.db").write_text("notes of mine")
     with pytest.raises(DdpDoctorError, match=r"mlflow\.db there is not MLflow's"):
@@ -73,7 +73,7 @@ def test_an_export_that_ends_half_way_is_a_failed_run(tmp_path):
     """No server takes a time before 1970."""
     from mlflow import MlflowClient
 
-    from ddpdoctor.trackers import log_to_mlflow
+    from ddpdoctor.trackers.to_mlflow import log_to_mlflow
 
     run = dataclasses.replace(tracker_run(samples.unhealthy()), started_s=-1e9)
     with pytest.raises(DdpDoctorError, match="imestamp"):

@@ -9,8 +9,9 @@ import socket
 import msgspec
 import pytest
 
-from ddpdoctor.report import render_markdown
-from ddpdoctor.trackers import tracker_run, write_tensorboard
+from ddpdoctor.report.markdown import render_markdown
+from ddpdoctor.trackers.contents import tracker_run
+from ddpdoctor.trackers.to_tensorboard import write_tensorboard
 from tests.report import samples
 
 from .exporting import RUN, export, mentions, names_left

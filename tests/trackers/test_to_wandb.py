@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.analysis import analyze
-from ddpdoctor.trackers import tracker_run
+from ddpdoctor.trackers.contents import tracker_run
 
 from .exporting import RUN, export, names_left
 

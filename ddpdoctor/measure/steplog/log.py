@@ -23,7 +23,8 @@ from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints, place_in, subtrac
 from ddpdoctor.measure.phases import NO_GAPS, Gaps, gaps_between
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.taxonomy import Component
-from ddpdoctor.rundir import EventKind, RankRecord
+from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.reader import RankRecord
 
 from .records import EVALUATED, DeviceTimes, Event, Step, WorkerLog
 from .syncpoints import SyncPoint, has_ddp, sync_points_of

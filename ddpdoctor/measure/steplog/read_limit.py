@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ddpdoctor.rundir import STEPS_FILE, RankRecord
+from ddpdoctor.rundir import STEPS_FILE
 from ddpdoctor.rundir.compaction import BLOCK_STEPS, STEP_LINE, Ranges, thinned_steps, union
+from ddpdoctor.rundir.reader import RankRecord
 
 from .records import MOST_NUMBER
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from ddpdoctor.measure.numerics import Ints, union
 from ddpdoctor.measure.places import CodeLine, Where
-from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, WORKERS_FILE, RankRecord, RunDirectory
+from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, WORKERS_FILE
 from ddpdoctor.rundir.compaction import STEP_LINE
 from ddpdoctor.rundir.files import broken_lines, unreadable
+from ddpdoctor.rundir.reader import RankRecord, RunDirectory
 
 from .log import UNKNOWN_LINES, RankLog
 from .read_limit import MOST_STEPS, ReadLimit, read_limit_of

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.align import align_logs, exclude_suspended, use_monotonic_time
 from ddpdoctor.measure.steplog import SUSPENDED, RankLog, read_logs
-from ddpdoctor.rundir import RankRecord, RunDirectory
+from ddpdoctor.rundir.reader import RankRecord, RunDirectory
 from tests.measure.clocks import length_of, set_clock, start_of, suspend
 from tests.measure.recorded import Job, record
 

@@ -11,8 +11,8 @@ import pytest
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.measure.align import exclude_suspended
 from ddpdoctor.measure.steplog import SUSPENDED, Event, RankLog, Step
-from ddpdoctor.rundir import RankRecord
-from ddpdoctor.telemetry import Telemetry
+from ddpdoctor.measure.telemetry import HostTelemetry
+from ddpdoctor.rundir.reader import RankRecord
 from tests.measure.clocks import copied, suspend
 from tests.measure.grids import pairs_first
 from tests.measure.recorded import Job, late_facts, measured, plant, record
@@ -157,7 +157,7 @@ def rank_log(
 def suspended(log: RankLog, readings_s: Sequence[float] = ()) -> list[int]:
     """Numbers of the steps in which the rank counts as suspended. ``readings_s``: times of its host's telemetry."""
     readings = [{"t_ns": round(at * S), "host": {"cpu_percent": 10.0}} for at in readings_s]
-    hosts = {"a": Telemetry("", samples=readings)} if readings else {}
+    hosts = {"a": HostTelemetry(samples=readings)} if readings else {}
     return [step.number for step in exclude_suspended([log], hosts)[0][0].steps if SUSPENDED in step.marks]
 
 

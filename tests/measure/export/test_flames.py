@@ -10,7 +10,7 @@ import pytest
 
 from ddpdoctor.measure.flames import flame_graphs
 from ddpdoctor.measure.steplog import read_logs
-from ddpdoctor.rundir import RunDirectory
+from ddpdoctor.rundir.reader import RunDirectory
 from tests.measure.recorded import Job, measured, plant, record
 from tests.measure.steplogs import log_of, span_of, write_lines
 

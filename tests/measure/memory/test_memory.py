@@ -11,7 +11,7 @@ import pytest
 
 from ddpdoctor.measure.memory import memory_of
 from ddpdoctor.measure.steplog import Event, RankLog, Step
-from ddpdoctor.rundir import RankRecord
+from ddpdoctor.rundir.reader import RankRecord
 
 SECOND = 10**9
 MB = 1 << 20

@@ -13,7 +13,7 @@ import pytest
 
 from ddpdoctor.measure.flames import flame_graphs
 from ddpdoctor.measure.steplog import read_logs
-from ddpdoctor.rundir import RunDirectory
+from ddpdoctor.rundir.reader import RunDirectory
 from tests.measure.recorded import Job, late_facts, measured, plant, record
 from tests.measure.steplogs import steps_of
 

@@ -9,7 +9,7 @@ import pytest
 from ddpdoctor import analyze
 from ddpdoctor.measure.sourcelines import work_of_workers
 from ddpdoctor.measure.steplog import read_rank_log
-from ddpdoctor.rundir import RunDirectory
+from ddpdoctor.rundir.reader import RunDirectory
 from tests.measure.recorded import Job, record
 from tests.measure.steplogs import log_of, span_of, write_lines
 

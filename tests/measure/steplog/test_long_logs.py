@@ -11,10 +11,11 @@ import pytest
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.measure.graph import LEFT_OUT
 from ddpdoctor.measure.steplog import read_limit, read_logs, read_rank_log, reading
-from ddpdoctor.rundir import STEPS_FILE, RankRecord, RunDirectory
+from ddpdoctor.rundir import STEPS_FILE
 from ddpdoctor.rundir.compaction import BLOCK_STEPS, thin
 from ddpdoctor.rundir.owned import folder
-from ddpdoctor.telemetry import LiveRun
+from ddpdoctor.rundir.reader import RankRecord, RunDirectory
+from ddpdoctor.telemetry.live import LiveRun
 from tests.measure.recorded import EPOCH_NS, MS, Job, plant, record
 
 STEPS, WORLD, MOST = 6_000, 2, 2_000

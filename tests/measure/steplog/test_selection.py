@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from ddpdoctor.measure.steplog import Event, RankLog, Step, select_steps
-from ddpdoctor.rundir import RankRecord
+from ddpdoctor.rundir.reader import RankRecord
 
 MS = 1_000_000
 

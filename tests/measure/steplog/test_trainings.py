@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddpdoctor.measure.steplog import Event, RankLog, Step, trainings_of
-from ddpdoctor.rundir import RankRecord
+from ddpdoctor.rundir.reader import RankRecord
 
 MS = 1_000_000
 BOTH = [

@@ -8,15 +8,14 @@ of device and host. ``nccl`` reads NCCL's description of its calls. ``reader`` c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ddpdoctor.deferred import deferred
+from ddpdoctor.trace.columns import RankTrace
 
 from .recognise import file_of, parts, recognises
 
-if TYPE_CHECKING:
-    from .reader import read
 
+def read(path: str, rank: int | None) -> RankTrace:
+    """See :class:`ddpdoctor.trace.formats.Format`."""
+    # Every analysed file is tested with ``recognises``, so the rest of the reader is imported only if it is needed.
+    from .reader import read as read_export
 
-# Every analysed file is tested with ``recognises``, so the rest of the reader is imported only if it is needed.
-__getattr__ = deferred(__name__, {"reader": "read"})
+    return read_export(path, rank)
