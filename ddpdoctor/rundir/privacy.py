@@ -78,15 +78,15 @@ _MOST_SEPARATORS = 0.1
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def random_parts_masked(found: re.Match[str], mask: str) -> str:
-    """A match of ``LONG_RUN``, with the parts that resemble keys rather than words replaced by ``mask``."""
+def random_parts_masked(found: re.Match[str]) -> str:
+    """A match of ``LONG_RUN``, with the parts that resemble keys rather than words masked."""
     run = found.group()
     if _COMMIT.fullmatch(run) and found.string[found.start() - 1 : found.start()] == "@":
         return run  # repository@commit
     if len(run) == _AWS_SECRET_LETTERS and _is_mixed(run):
-        return mask
-    run = _MIXED_PART.sub(lambda part: mask if _is_mixed(part.group()) else part.group(), run)
-    return _PART.sub(lambda part: mask if _is_random(part.group()) else part.group(), run)
+        return MASK
+    run = _MIXED_PART.sub(lambda part: MASK if _is_mixed(part.group()) else part.group(), run)
+    return _PART.sub(lambda part: MASK if _is_random(part.group()) else part.group(), run)
 
 
 def _kind(letter: str) -> int:
@@ -123,26 +123,26 @@ _CONTAINER_BEFORE_AT = ("abfs", "abfss", "wasb", "wasbs")
 """Azure schemes in which a container name precedes the ``@``."""
 
 
-def mask_urls(text: str, mask: str) -> str:
-    """``text`` with users and passwords in URLs, and the paths of webhooks, replaced by ``mask``."""
+def mask_urls(text: str) -> str:
+    """``text`` with users and passwords in URLs, and the paths of webhooks, masked."""
 
     def replace(found: re.Match[str]) -> str:
         scheme = text[max(0, found.start() - 8) : found.start()].lower()
-        return "://" + _mask_rest(found[1], scheme.endswith(_CONTAINER_BEFORE_AT), mask)
+        return "://" + _mask_rest(found[1], scheme.endswith(_CONTAINER_BEFORE_AT))
 
     text = _AFTER_SCHEME.sub(replace, text)
-    return _WITHOUT_SCHEME.sub(rf"\g<1>{mask}@", text)
+    return _WITHOUT_SCHEME.sub(rf"\g<1>{MASK}@", text)
 
 
-def _mask_rest(rest: str, names_container: bool, mask: str) -> str:
+def _mask_rest(rest: str, names_container: bool) -> str:
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     # A password may contain a slash or an @; the host then follows the last @. A digest is not a host.
     last = rest.rfind("@") if ":" in authority else -1
     at = authority.rfind("@") if rest.startswith("sha256:", last + 1) else max(authority.rfind("@"), last)
     if at >= 0 and not (names_container and ":" not in authority[:at]):
-        rest = f"{mask}@{rest[at + 1 :]}"
+        rest = f"{MASK}@{rest[at + 1 :]}"
     hook = _WEBHOOK.search(rest)
-    return rest[: hook.end()] + mask if hook else rest
+    return rest[: hook.end()] + MASK if hook else rest
 
 
 MASK = "***"
@@ -184,7 +184,7 @@ def mask_text(text: str) -> str:
     if _HARMLESS.fullmatch(text):
         return text
     kept, cut = _cut(text)
-    kept = mask_urls(PRIVATE_KEY.sub(MASK, kept), MASK)
+    kept = mask_urls(PRIVATE_KEY.sub(MASK, kept))
     kept = NETRC.sub(rf"\g<1>{MASK}", kept)
     for begin, end in reversed(list(secretnames.program_secrets(kept))):
         kept = kept[:begin] + MASK + kept[end:]
@@ -207,7 +207,7 @@ def _cut(text: str) -> tuple[str, str]:
 def _without_tokens(text: str) -> str:
     text = KNOWN_FORMS.sub(MASK, text)
     text = SCHEME_WORD.sub(lambda found: (found[1] or found[2]) + MASK, text)
-    return LONG_RUN.sub(lambda found: random_parts_masked(found, MASK), text)
+    return LONG_RUN.sub(random_parts_masked, text)
 
 
 LEFT_OUT = "..."
