@@ -73,7 +73,8 @@ def launch(ranks: int, words: list[str], pin: bool = False) -> None:
     sys.path.insert(0, str(ROOT))
     from ddpdoctor.hook.environment import HookOptions, job_environment
     from ddpdoctor.launch.leftovers import drain_spools
-    from ddpdoctor.rundir import HostLock, make_spool_root
+    from ddpdoctor.rundir.host_files import HostLock
+    from ddpdoctor.rundir.spool import make_spool_root
 
     with socket.socket() as found, tempfile.TemporaryDirectory() as run:
         found.bind(("127.0.0.1", 0))

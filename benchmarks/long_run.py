@@ -20,19 +20,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddpdoctor.rundir import (
-    RANK_SCHEMA,
-    RUN_SCHEMA,
-    STEPS_FILE,
-    STEPS_SCHEMA,
-    DiskBudget,
-    Spool,
-    drain,
-    make_spool_root,
-    new_run_id,
-    rank_budget,
-    write_json,
-)
+from ddpdoctor.rundir import RANK_SCHEMA, RUN_SCHEMA, STEPS_FILE, STEPS_SCHEMA, new_run_id, write_json
+from ddpdoctor.rundir.compaction import DiskBudget, rank_budget
+from ddpdoctor.rundir.draining import drain
+from ddpdoctor.rundir.spool import Spool, make_spool_root
 
 EPOCH_NS = 1_760_000_000_000_000_000
 STEP_NS = 200_000_000

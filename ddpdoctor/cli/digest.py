@@ -79,7 +79,8 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
 def _copy_records(run: str, target: Path, copies: CreatedFiles) -> tuple[dict[str, Path], dict[str, int]]:
     """Copy the records of a run directory. Returns (digest path by trace, rank by trace). Raises UnusableInput if the ranks' records
     cannot be read."""
-    from ddpdoctor.rundir import TRACE_FILE, NoteCode, recover
+    from ddpdoctor.rundir import TRACE_FILE, NoteCode
+    from ddpdoctor.rundir.draining import recover
     from ddpdoctor.rundir.reader import RunDirectory
     from ddpdoctor.trace.digest import TRACE_DIGEST, copy_run_directory, is_within
 

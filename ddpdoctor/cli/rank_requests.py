@@ -18,23 +18,25 @@ from ddpdoctor.rundir import (
     CAPTURE_ORDER,
     MOST_CAPTURES,
     STALL_FILE,
+    fitting,
+    is_run_directory,
+)
+from ddpdoctor.rundir.draining import recover
+from ddpdoctor.rundir.host_files import host_document
+from ddpdoctor.rundir.liveness import writer_of
+from ddpdoctor.rundir.reader import read_manifest, read_rank
+from ddpdoctor.rundir.requests import (
     CaptureRequest,
     Present,
-    Standstill,
     answer_of,
     delete_requests,
-    fitting,
-    host_document,
-    is_run_directory,
     launcher_runs,
     living_ranks,
     new_request,
-    recover,
     request_capture,
-    writer_of,
 )
-from ddpdoctor.rundir.reader import read_manifest, read_rank
 from ddpdoctor.rundir.stepevents import LONG_PHASES, Phase
+from ddpdoctor.rundir.stops import Standstill
 from ddpdoctor.rundir.typed import STALL
 from ddpdoctor.telemetry.live import KEPT_STEPS, RECENT_STEPS, LiveRank, LiveRun, step_ms
 from ddpdoctor.telemetry.procfs import state_of

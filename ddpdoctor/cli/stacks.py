@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from ddpdoctor.rundir import Present
+    from ddpdoctor.rundir.requests import Present
 
 ANSWER_S = 5.0
 """Time limit for answers. Ranks poll for requests once a second, less often under CPU contention."""
@@ -35,14 +35,8 @@ def command(run: Path, verbose: bool) -> None:
 
     from ddpdoctor.cli.rank_requests import answers, running_ranks
     from ddpdoctor.plain import plain
-    from ddpdoctor.rundir import (
-        STACKS_FILE,
-        STACKS_QUESTION,
-        ask,
-        delete_requests,
-        fitting,
-        new_request,
-    )
+    from ddpdoctor.rundir import STACKS_FILE, STACKS_QUESTION, fitting
+    from ddpdoctor.rundir.requests import ask, delete_requests, new_request
     from ddpdoctor.rundir.typed import STANDING
 
     ranks, request, since_ns = running_ranks(run), new_request(), time.time_ns()

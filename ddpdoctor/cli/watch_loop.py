@@ -23,7 +23,8 @@ from ddpdoctor.cli.watch_view import LiveVerdict, View, frame
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.process import is_readable
-from ddpdoctor.rundir import present_ranks, recover
+from ddpdoctor.rundir.draining import recover
+from ddpdoctor.rundir.requests import present_ranks
 from ddpdoctor.telemetry.live import LiveRun
 from ddpdoctor.telemetry.prometheus import Sample, metrics_server, page_of
 

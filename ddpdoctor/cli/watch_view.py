@@ -21,10 +21,9 @@ from ddpdoctor.plain import plain
 from ddpdoctor.report import words
 from ddpdoctor.report.console_output import plain_table
 from ddpdoctor.report.summary import cost_sentence
-from ddpdoctor.rundir import Standstill, read_stops
 from ddpdoctor.rundir.ends import job_end
 from ddpdoctor.rundir.packages import innermost_frame, says_gil_is_held
-from ddpdoctor.rundir.stops import RankStop, launches_of
+from ddpdoctor.rundir.stops import RankStop, Standstill, launches_of, read_stops
 from ddpdoctor.telemetry.live import (
     RECENT_STEPS,
     LivePhase,

@@ -26,8 +26,12 @@ import psutil
 from ddpdoctor.hook.environment import RUN, TRIAL
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.process import die_with_parent
-from ddpdoctor.rundir import STEPS_FILE, LineField, discard, remove_root, roots_of, spools_in
+from ddpdoctor.rundir import STEPS_FILE
+from ddpdoctor.rundir.draining import discard
+from ddpdoctor.rundir.host_files import remove_root
 from ddpdoctor.rundir.reader import RankRecord, RunDirectory
+from ddpdoctor.rundir.spool import roots_of, spools_in
+from ddpdoctor.rundir.stepevents import LineField
 from ddpdoctor.telemetry.host import Cgroup
 
 from .scratch import copy_folder, scratch_folder

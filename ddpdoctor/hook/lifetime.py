@@ -14,7 +14,9 @@ import os
 import time
 from typing import Callable
 
-from ..rundir import LineField, Spool, accept_workers, reason_of
+from ..rundir import reason_of
+from ..rundir.spool import Spool, accept_workers
+from ..rundir.stepevents import LineField
 from . import environment, guard, rank_document
 from .patching import guarded
 from .profiling import Captures, Sampler, Window, close_left_open, forget_windows, leave_parents_windows

@@ -9,7 +9,8 @@ import sys
 import time
 from typing import Any
 
-from ..rundir import RANK_SCHEMA, boot_id, pid_namespace
+from ..rundir import RANK_SCHEMA
+from ..rundir.liveness import boot_id, pid_namespace
 from .guard import part
 from .job import (
     Listed,

@@ -12,8 +12,15 @@ import msgspec
 
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.rundir import POINT_TO_POINT, CallField, EventField, EventKind, LineField
-from ddpdoctor.rundir.stepevents import Phase, groups_with_open
+from ddpdoctor.rundir.stepevents import (
+    POINT_TO_POINT,
+    CallField,
+    EventField,
+    EventKind,
+    LineField,
+    Phase,
+    groups_with_open,
+)
 
 from .recording import GroupKey
 

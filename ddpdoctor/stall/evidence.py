@@ -10,13 +10,13 @@ import msgspec
 
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.rundir import STEPS_FILE, LineField, Note
+from ddpdoctor.rundir import STEPS_FILE, Note
 from ddpdoctor.rundir.attempts import attempts_of
 from ddpdoctor.rundir.ends import POLITE, JobEnd, job_end
 from ddpdoctor.rundir.liveness import is_running
 from ddpdoctor.rundir.packages import fatal_signal, faulting_thread, first_thread, says_gil_is_held
 from ddpdoctor.rundir.reader import RankRecord, RunDirectory
-from ddpdoctor.rundir.stepevents import Phase, waits_for_others
+from ddpdoctor.rundir.stepevents import LineField, Phase, waits_for_others
 from ddpdoctor.rundir.stops import End, HostStop, RankStop, Standstill, Stops, launches_of, read_stops
 
 from .calls import Call, calls_of, with_open_calls

@@ -16,11 +16,11 @@ import pytest
 from ddpdoctor.cli.rank_requests import _send_request, _window_number, is_stopped, why_no_window
 from ddpdoctor.cli.stacks import command as stacks
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.rundir import CAPTURE_ANSWER, STALL_FILE, CaptureRequest, Present, boot_id, pid_namespace
+from ddpdoctor.rundir import CAPTURE_ANSWER, STALL_FILE
 from ddpdoctor.rundir.host_files import keep_host_document
-from ddpdoctor.rundir.liveness import started
+from ddpdoctor.rundir.liveness import boot_id, pid_namespace, started
 from ddpdoctor.rundir.owned import make_private_folder
-from ddpdoctor.rundir.requests import CAPTURE_SCHEMA
+from ddpdoctor.rundir.requests import CAPTURE_SCHEMA, CaptureRequest, Present
 from ddpdoctor.rundir.stops import PROGRESS_SCHEMA
 from ddpdoctor.telemetry.live import FileTail, LiveRank, LiveRun, LiveStep
 from tests.cli.live import DOCTOR, ENVIRONMENT, live_run, steps_of

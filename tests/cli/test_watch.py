@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from ddpdoctor.cli.watch_loop import WatchedRun, watch
-from ddpdoctor.rundir import boot_id, pid_namespace
+from ddpdoctor.rundir.liveness import boot_id, pid_namespace
 from tests.cli.live import DOCTOR, ENVIRONMENT, TRAINED, free_port, live_run, metrics
 from tests.commands import command
 from tests.hook.recording import forked

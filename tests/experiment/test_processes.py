@@ -14,7 +14,7 @@ import pytest
 from ddpdoctor.experiment import running
 from ddpdoctor.experiment.running import Watch, run_to_end
 from ddpdoctor.hook.environment import RUN
-from ddpdoctor.rundir import make_spool_root
+from ddpdoctor.rundir.spool import make_spool_root
 from ddpdoctor.telemetry.host import Cgroup
 from tests.waiting import until
 

@@ -17,9 +17,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from ddpdoctor.rundir import RUN_SCHEMA, HostLock, Spool, drain, make_spool_root, new_run_id
+from ddpdoctor.rundir import RUN_SCHEMA, new_run_id
 from ddpdoctor.rundir import spool as spool_module
+from ddpdoctor.rundir.draining import drain
+from ddpdoctor.rundir.host_files import HostLock
 from ddpdoctor.rundir.liveness import is_over
+from ddpdoctor.rundir.spool import Spool, make_spool_root
 
 STEPS = "steps.jsonl"
 ROUNDS = 60

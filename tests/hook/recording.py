@@ -12,7 +12,7 @@ from typing import Any
 
 from ddpdoctor.hook.environment import HookOptions, job_environment
 from ddpdoctor.launch.leftovers import drain_spools
-from ddpdoctor.rundir import make_spool_root
+from ddpdoctor.rundir.spool import make_spool_root
 from tests.ranks import forked as forked
 
 JOBS = Path(__file__).parent.parent / "jobs"

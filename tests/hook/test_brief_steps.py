@@ -18,11 +18,13 @@ import pytest
 
 from ddpdoctor.hook.job import CodeKinds
 from ddpdoctor.hook.recording import Recorder, Writer, active, starts
-from ddpdoctor.rundir import STEPS_FILE, Spool, drain, file_identity, liveness, make_spool_root
+from ddpdoctor.rundir import STEPS_FILE, file_identity, liveness
+from ddpdoctor.rundir.draining import drain
 from ddpdoctor.rundir.heartbeat import HEARTBEAT_FILE
 from ddpdoctor.rundir.layout import opened_spool
 from ddpdoctor.rundir.liveness import State
 from ddpdoctor.rundir.segments import Segment
+from ddpdoctor.rundir.spool import Spool, make_spool_root
 from tests.launch.launched import make_run
 
 module = import_module(Recorder.__module__)

@@ -18,7 +18,7 @@ import pytest
 
 from ddpdoctor.hook.recording import Backward, active, backwards
 from ddpdoctor.hook.recording.crash_records import Calls
-from ddpdoctor.rundir import CALL_SLOTS, DDP_SLOTS, lines_of_calls
+from ddpdoctor.rundir.calls_page import CALL_SLOTS, DDP_SLOTS, lines_of_calls
 
 backward = import_module("ddpdoctor.hook.patches.backward")  # as the hook itself loads it
 SUM, GRADIENTS = '"k":"coll","op":"all_reduce","pg":"0"', '"k":"bwd","pg":"0"'

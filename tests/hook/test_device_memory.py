@@ -13,8 +13,9 @@ from ddpdoctor.hook import guard
 from ddpdoctor.hook.stalls.status_thread import SAMPLES_PER_INTERVAL, DeviceMemory
 from ddpdoctor.measure.memory import memory_of
 from ddpdoctor.measure.steplog import read_rank_log
-from ddpdoctor.rundir import MEMORY_FILE, Phase
+from ddpdoctor.rundir import MEMORY_FILE
 from ddpdoctor.rundir.reader import RunDirectory
+from ddpdoctor.rundir.stepevents import Phase
 from tests.python import NEEDS_STACKS
 
 from .recording import HookOptions, forked, run_recorded

@@ -12,7 +12,7 @@ import pytest
 
 from ddpdoctor.hook.guard import Part
 from ddpdoctor.hook.patching import around, guarded
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.stepevents import EventKind
 
 
 class WorkerKilledError(RuntimeError):

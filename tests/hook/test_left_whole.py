@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddpdoctor.hook.recording import Recorder
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.stepevents import EventKind
 
 
 def test_a_line_that_another_thread_adds_while_others_are_written_is_written_with_the_next() -> None:

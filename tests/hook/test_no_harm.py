@@ -13,7 +13,7 @@ import pytest
 
 from ddpdoctor.hook.environment import HookOptions, job_environment
 from ddpdoctor.launch.leftovers import drain_spools
-from ddpdoctor.rundir import make_spool_root
+from ddpdoctor.rundir.spool import make_spool_root
 from tests.waiting import until
 
 from .recording import Recorded, forked, one_rank, plain_environment, run_plain, run_recorded

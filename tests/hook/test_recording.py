@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ddpdoctor.hook.job import CodeKinds, Lines, input_elements, tensor_bytes
-from ddpdoctor.rundir import EventKind, LineField, Mark
+from ddpdoctor.rundir.stepevents import EventKind, LineField, Mark
 from tests.python import NEEDS_STACKS
 from tests.rundir.stepfields import COMMON_FIELDS, FIELDS_OF
 

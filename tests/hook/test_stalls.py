@@ -11,7 +11,7 @@ import pytest
 
 from ddpdoctor.hook.environment import HookOptions, job_environment
 from ddpdoctor.launch.leftovers import drain_spools
-from ddpdoctor.rundir import make_spool_root
+from ddpdoctor.rundir.spool import make_spool_root
 from tests.python import NEEDS_STACKS
 
 from .recording import forked, plain_environment

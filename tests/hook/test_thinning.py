@@ -27,8 +27,11 @@ from ddpdoctor.hook.recording.recorder import (
     Thinning,
 )
 from ddpdoctor.measure.steplog import Step, read_rank_log
-from ddpdoctor.rundir import STEPS_FILE, EventKind, Spool, drain, make_spool_root
+from ddpdoctor.rundir import STEPS_FILE
+from ddpdoctor.rundir.draining import drain
 from ddpdoctor.rundir.reader import RankRecord
+from ddpdoctor.rundir.spool import Spool, make_spool_root
+from ddpdoctor.rundir.stepevents import EventKind
 from tests.launch.launched import make_run
 
 from .recording import HookOptions, forked, plain_environment, run_recorded

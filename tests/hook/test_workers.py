@@ -13,7 +13,9 @@ import pytest
 from ddpdoctor.analysis import analyze
 from ddpdoctor.hook.environment import HookOptions
 from ddpdoctor.hook.profiling import WorkerRecorder
-from ddpdoctor.rundir import WORKERS_FILE, Spool, accept_workers, drain, make_spool_root
+from ddpdoctor.rundir import WORKERS_FILE
+from ddpdoctor.rundir.draining import drain
+from ddpdoctor.rundir.spool import Spool, accept_workers, make_spool_root
 from tests.python import NEEDS_STACKS
 
 from .recording import JOBS, Recorded, forked, run_recorded, torchrun

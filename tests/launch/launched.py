@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor import analyze
-from ddpdoctor.rundir import RUN_SCHEMA, Spool, drain, make_spool_root, new_run_id
+from ddpdoctor.rundir import RUN_SCHEMA, new_run_id
+from ddpdoctor.rundir.draining import drain
 from ddpdoctor.rundir.liveness import WRITER_FILE
+from ddpdoctor.rundir.spool import Spool, make_spool_root
 from tests.hook.recording import JOBS, REPOSITORY, Recorded, plain_environment
 
 TINY = str(JOBS / "tiny_ddp.py")

@@ -19,7 +19,7 @@ import pytest
 
 from ddpdoctor.launch.helper import StorageTimeoutError, run_with_timeout
 from ddpdoctor.launch.leftovers import drain_spools
-from ddpdoctor.rundir import BusyError, drain, recover
+from ddpdoctor.rundir.draining import BusyError, drain, recover
 from ddpdoctor.rundir.liveness import LOCK_FILE
 from ddpdoctor.rundir.spool import spool_root
 from tests.hook.recording import JOBS, forked
@@ -108,7 +108,7 @@ def test_a_child_that_was_forked_during_a_copy_does_not_keep_the_lock(tmp_path, 
     drain(str(spool))
     monkeypatch.undo()
     try:
-        code = "import sys; from ddpdoctor.rundir import drain; drain(sys.argv[1])"
+        code = "import sys; from ddpdoctor.rundir.draining import drain; drain(sys.argv[1])"
         subprocess.run([sys.executable, "-c", code, str(spool)], check=True, timeout=ENDS_WITHIN_S)
     finally:
         os.kill(children[0], signal.SIGKILL)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.launch.leftovers import drain_spools
-from ddpdoctor.rundir import make_spool_root
 from ddpdoctor.rundir.liveness import started as is_alive
 from ddpdoctor.rundir.reader import RunDirectory
+from ddpdoctor.rundir.spool import make_spool_root
 from tests.hook.recording import TORCHRUN, Recorded, forked, run_plain
 from tests.waiting import until
 

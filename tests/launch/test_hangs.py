@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor import analyze
-from ddpdoctor.rundir import read_stops
-from ddpdoctor.rundir.stops import RankStop, Stops
+from ddpdoctor.rundir.stops import RankStop, Stops, read_stops
 from tests.hook.recording import JOBS, Recorded, forked
 from tests.python import NEEDS_STACKS
 from tests.waiting import until

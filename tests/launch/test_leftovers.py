@@ -15,9 +15,9 @@ from ddpdoctor.launch.leftovers import (
     drain_spools,
     drain_stale_spools,
 )
-from ddpdoctor.rundir import boot_id, read_json
+from ddpdoctor.rundir import read_json
 from ddpdoctor.rundir.layout import run_id
-from ddpdoctor.rundir.liveness import is_over, pid_namespace
+from ddpdoctor.rundir.liveness import boot_id, is_over, pid_namespace
 from tests.hook.recording import REPOSITORY
 
 from .launched import age, clean_environment, left_behind, make_run, run_under, written_by

@@ -12,8 +12,8 @@ import pytest
 
 from ddpdoctor.launch import rankwatch
 from ddpdoctor.launch.rankwatch import HostWatchedRanks
-from ddpdoctor.rundir import make_spool_root
 from ddpdoctor.rundir.liveness import started
+from ddpdoctor.rundir.spool import make_spool_root
 from ddpdoctor.telemetry.host import Cgroup
 
 from .launched import left_behind, make_run, written_by

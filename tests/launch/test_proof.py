@@ -17,8 +17,8 @@ from ddpdoctor.launch.hang_monitor import HangMonitor
 from ddpdoctor.launch.helper import AnalysisProcess
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.rankwatch import HostWatchedRanks, WatchedRank
-from ddpdoctor.rundir import STALL_FILE, host_document
-from ddpdoctor.rundir.host_files import keep_host_document
+from ddpdoctor.rundir import STALL_FILE
+from ddpdoctor.rundir.host_files import host_document, keep_host_document
 from ddpdoctor.rundir.layout import ENDS_FILE
 from ddpdoctor.rundir.liveness import started
 from ddpdoctor.rundir.stops import STALL_SCHEMA

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ddpdoctor.launch import hang_detection, hang_monitor
-from ddpdoctor.rundir import STALL_FILE, host_document
-from ddpdoctor.rundir.host_files import keep_host_document
+from ddpdoctor.rundir import STALL_FILE
+from ddpdoctor.rundir.host_files import host_document, keep_host_document
 from ddpdoctor.rundir.layout import ASKED_FILE
 
 from .test_proof import Watching, moving

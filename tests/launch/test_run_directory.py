@@ -11,8 +11,8 @@ import pytest
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch.directory import JobIdentity, create_exclusively, open_run
-from ddpdoctor.rundir import boot_id, read_json
-from ddpdoctor.rundir.liveness import pid_namespace
+from ddpdoctor.rundir import read_json
+from ddpdoctor.rundir.liveness import boot_id, pid_namespace
 
 from .launched import DEAD
 

@@ -16,7 +16,8 @@ import pytest
 
 from ddpdoctor.launch.directory import JobIdentity, open_run
 from ddpdoctor.launch.leftovers import clear_spools_of_earlier_runs, drain_spools
-from ddpdoctor.rundir import drain, new_run_id, recover
+from ddpdoctor.rundir import new_run_id
+from ddpdoctor.rundir.draining import drain, recover
 from ddpdoctor.rundir.layout import OtherRunError, run_id
 from ddpdoctor.rundir.liveness import started as is_alive
 from ddpdoctor.rundir.spool import spool_root

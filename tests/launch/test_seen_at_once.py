@@ -13,7 +13,7 @@ import pytest
 
 from ddpdoctor.launch.rankwatch import HostWatchedRanks
 from ddpdoctor.launch.unjoined import UnjoinedRanks
-from ddpdoctor.rundir import make_spool_root
+from ddpdoctor.rundir.spool import make_spool_root
 from tests.hook.recording import REPOSITORY
 
 from .launched import make_run
@@ -22,7 +22,7 @@ JOINS = f"""
 import os, shutil, sys
 sys.path.insert(0, {str(REPOSITORY)!r})
 from ddpdoctor.hook import stalls
-from ddpdoctor.rundir import Spool
+from ddpdoctor.rundir.spool import Spool
 stalls.begin_unjoined()
 print("stands", flush=True)
 sys.stdin.readline()

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddpdoctor.launch.leftovers import drain_spools
-from ddpdoctor.rundir import Spool, make_spool_root
+from ddpdoctor.rundir.spool import Spool, make_spool_root
 from tests.hook.recording import forked
 from tests.waiting import until
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.launch.unjoined import UnjoinedRank, UnjoinedRanks
-from ddpdoctor.rundir import make_spool_root
 from ddpdoctor.rundir.host_files import unjoined_files
 from ddpdoctor.rundir.liveness import started as is_alive
+from ddpdoctor.rundir.spool import make_spool_root
 from tests.hook.recording import REPOSITORY, forked
 from tests.python import NEEDS_STACKS
 from tests.waiting import until

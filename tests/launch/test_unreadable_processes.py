@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.launch.rankwatch import Activity, HostWatchedRanks, WatchedRank
-from ddpdoctor.rundir import Heartbeat, Spool, make_spool_root
+from ddpdoctor.rundir.heartbeat import Heartbeat
 from ddpdoctor.rundir.liveness import started
+from ddpdoctor.rundir.spool import Spool, make_spool_root
 from ddpdoctor.telemetry import procfs
 from tests.hook.recording import REPOSITORY
 from tests.waiting import until

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.steplog import Event, RankLog, Step
 from ddpdoctor.measure.wholerun import AttemptRecord, attempt_facts, restart_facts
-from ddpdoctor.rundir import EventKind
 from ddpdoctor.rundir.reader import RankRecord
+from ddpdoctor.rundir.stepevents import EventKind
 
 MS, S = 1_000_000, 1_000_000_000
 

@@ -25,7 +25,7 @@ from ddpdoctor.measure.taxonomy import (
     SharedCause,
 )
 from ddpdoctor.measure.wholerun.events import KINDS
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.stepevents import EventKind
 
 MS = 1_000_000
 READ_AS: dict[EventKind, Component | None] = {

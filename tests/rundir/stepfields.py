@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.rundir import EventField, EventKind
+from ddpdoctor.rundir.stepevents import EventField, EventKind
 
 COMMON_FIELDS = (EventField.KIND, EventField.START_NS, EventField.DURATION_NS, EventField.WHERE)
 """Those that an event of any kind may have."""

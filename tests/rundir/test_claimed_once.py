@@ -8,7 +8,9 @@ import shutil
 
 import pytest
 
-from ddpdoctor.rundir import STEPS_FILE, Spool, drain, make_spool_root, owned
+from ddpdoctor.rundir import STEPS_FILE, owned
+from ddpdoctor.rundir.draining import drain
+from ddpdoctor.rundir.spool import Spool, make_spool_root
 from tests.launch.launched import make_run
 
 

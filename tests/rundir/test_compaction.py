@@ -9,17 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.rundir import STEPS_FILE, DiskBudget, Spool, drain, make_spool_root
+from ddpdoctor.rundir import STEPS_FILE
 from ddpdoctor.rundir.compaction import (
     BLOCK_STEPS,
     MOST_RANK_BYTES,
+    DiskBudget,
     rank_budget,
     stream_end_of,
     thin,
     thinned_steps,
 )
+from ddpdoctor.rundir.draining import drain
 from ddpdoctor.rundir.owned import folder
 from ddpdoctor.rundir.reader import RunDirectory
+from ddpdoctor.rundir.spool import Spool, make_spool_root
 from ddpdoctor.telemetry.live import FileTail
 from tests.launch.launched import make_run
 

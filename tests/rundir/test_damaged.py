@@ -18,9 +18,8 @@ from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.cli.main import cli
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.rundir import boot_id
 from ddpdoctor.rundir.files import parsed
-from ddpdoctor.rundir.liveness import pid_namespace
+from ddpdoctor.rundir.liveness import boot_id, pid_namespace
 from ddpdoctor.rundir.reader import RunDirectory, UnknownAttemptError
 from tests.privileges import as_anybody
 from tests.python import unpack

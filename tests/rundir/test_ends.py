@@ -9,9 +9,8 @@ import time
 
 import pytest
 
-from ddpdoctor.rundir import boot_id, pid_namespace
 from ddpdoctor.rundir.ends import Conclusion, Exit, JobEnd, RankEnd, conclude, exit_of, job_end
-from ddpdoctor.rundir.liveness import is_running
+from ddpdoctor.rundir.liveness import boot_id, is_running, pid_namespace
 
 FINE, BROKEN, OPEN = JobEnd(True, True, 0), JobEnd(True, True, 1), JobEnd()
 WELL, FAILED, REQUESTED, UNKNOWN = Conclusion

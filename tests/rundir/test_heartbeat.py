@@ -9,16 +9,17 @@ import struct
 
 import pytest
 
-from ddpdoctor.rundir import (
+from ddpdoctor.rundir.heartbeat import (
     ENDS_AT,
     ENDS_MASK,
+    HEARTBEAT_FILE,
     STEPS_AT,
     WRITTEN_AT,
     Heartbeat,
-    Spool,
-    make_spool_root,
+    HeartbeatReader,
+    unwritten_steps,
 )
-from ddpdoctor.rundir.heartbeat import HEARTBEAT_FILE, HeartbeatReader, unwritten_steps
+from ddpdoctor.rundir.spool import Spool, make_spool_root
 from tests.launch.launched import make_run
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.launch.leftovers import drain_stale_spools
-from ddpdoctor.rundir import STEPS_FILE, Spool, make_spool_root
+from ddpdoctor.rundir import STEPS_FILE
 from ddpdoctor.rundir.liveness import WRITER_FILE
+from ddpdoctor.rundir.spool import Spool, make_spool_root
 from tests.launch.launched import DEAD, make_run
 
 _LINE = b'{"step":0,"t":[1,2]}\n'

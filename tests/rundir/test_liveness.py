@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.rundir import HostLock, Spool, copier_lock_is_held, discard, drain, make_spool_root, writer_of
-from ddpdoctor.rundir.liveness import CLOSED_S, LOCK_FILE, WRITER_FILE, State, is_over
+from ddpdoctor.rundir.draining import discard, drain
+from ddpdoctor.rundir.host_files import HostLock, copier_lock_is_held
+from ddpdoctor.rundir.liveness import CLOSED_S, LOCK_FILE, WRITER_FILE, State, is_over, writer_of
+from ddpdoctor.rundir.spool import Spool, make_spool_root
 from tests.hook.recording import REPOSITORY
 from tests.launch.launched import DEAD, left_behind, make_run, written_by
 
@@ -182,7 +184,7 @@ def test_descriptors_that_the_job_has_closed_and_used_again_are_left_alone(tmp_p
     program = f"""
 import os, sys
 sys.path.insert(0, {str(REPOSITORY)!r})
-from ddpdoctor.rundir import Spool
+from ddpdoctor.rundir.spool import Spool
 spool = Spool({root!r}, 0, {str(run)!r})
 spool.write("steps.jsonl", b"x\\n")
 os.closerange(3, 256)

@@ -13,10 +13,11 @@ from typing import NoReturn
 
 import pytest
 
-from ddpdoctor.rundir import Spool, drain, make_spool_root
 from ddpdoctor.rundir import spool as spool_module
+from ddpdoctor.rundir.draining import drain
 from ddpdoctor.rundir.liveness import is_over
 from ddpdoctor.rundir.segments import SHORT_LIMIT_BYTES, SHORT_SEGMENT_BYTES, UNNAMED_BYTES
+from ddpdoctor.rundir.spool import Spool, make_spool_root
 from tests.fuzz.spools import failures
 from tests.launch.launched import make_run
 

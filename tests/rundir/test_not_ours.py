@@ -13,11 +13,11 @@ import pytest
 
 from ddpdoctor.launch.directory import JobIdentity, open_run
 from ddpdoctor.launch.leftovers import clear_spools_of_earlier_runs, drain_spools, drain_stale_spools
-from ddpdoctor.rundir import Spool, discard, drain, make_spool_root, recover
+from ddpdoctor.rundir.draining import discard, drain, recover
 from ddpdoctor.rundir.layout import run_id
 from ddpdoctor.rundir.owned import UntrustedFileError
 from ddpdoctor.rundir.reader import RunDirectory
-from ddpdoctor.rundir.spool import spool_root
+from ddpdoctor.rundir.spool import Spool, make_spool_root, spool_root
 from tests.launch.launched import DEAD, left_behind, make_run
 
 STRANGER = 65534

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from ddpdoctor.hook.profiling import trace_file
-from ddpdoctor.rundir import make_spool_root
 from ddpdoctor.rundir.handover import HANDED_OVER, clear_raw_folders, raw_folder
 from ddpdoctor.rundir.layout import run_id
+from ddpdoctor.rundir.spool import make_spool_root
 from tests.launch.launched import make_run
 
 MINE, OTHERS = "0123456789abcdef", "fedcba9876543210"

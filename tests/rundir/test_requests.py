@@ -8,24 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.rundir import (
-    CAPTURE_ANSWER,
-    CAPTURE_ORDER,
-    STACKS_FILE,
-    STACKS_QUESTION,
+from ddpdoctor.rundir import CAPTURE_ANSWER, CAPTURE_ORDER, STACKS_FILE, STACKS_QUESTION
+from ddpdoctor.rundir.draining import discard
+from ddpdoctor.rundir.requests import (
     CaptureRequest,
-    Spool,
     answer_of,
     ask,
     capture_requested,
     delete_requests,
-    discard,
-    make_spool_root,
     new_request,
     present_ranks,
     request_capture,
     request_in,
 )
+from ddpdoctor.rundir.spool import Spool, make_spool_root
 
 ORDER = CaptureRequest(request=7, number=1, first=100, steps=8)
 

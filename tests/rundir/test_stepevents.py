@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.measure.steplog.records import Event, LogRecord, Reduction
-from ddpdoctor.rundir import EventField, EventKind, LineField, Mark
+from ddpdoctor.rundir.stepevents import EventField, EventKind, LineField, Mark
 from tests.rundir.stepfields import COMMON_FIELDS, FIELDS_OF
 
 ROOT = Path(__file__).parents[2]

@@ -9,23 +9,12 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.rundir import (
-    ENDING_FILE,
-    FAULTS_FILE,
-    PROGRESS_FILE,
-    STALL_FILE,
-    STANDING_FILE,
-    STANDING_SCHEMA,
-    STEPS_FILE,
-    Spool,
-    ask,
-    drain,
-    make_spool_root,
-    read_stops,
-    recover,
-    request_in,
-)
+from ddpdoctor.rundir import ENDING_FILE, FAULTS_FILE, PROGRESS_FILE, STALL_FILE, STANDING_FILE, STEPS_FILE
+from ddpdoctor.rundir.draining import drain, recover
 from ddpdoctor.rundir.host_files import copy_host_documents, keep_host_document
+from ddpdoctor.rundir.requests import ask, request_in
+from ddpdoctor.rundir.spool import Spool, make_spool_root
+from ddpdoctor.rundir.stops import STANDING_SCHEMA, read_stops
 from tests.launch.launched import make_run
 
 PROGRESS = {

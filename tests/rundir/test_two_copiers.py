@@ -13,19 +13,9 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.rundir import (
-    ENDING_FILE,
-    RANK_FILE,
-    STEPS_FILE,
-    Spool,
-    drain,
-    draining,
-    handover,
-    layout,
-    make_spool_root,
-    recover,
-)
-from ddpdoctor.rundir.draining import BusyError
+from ddpdoctor.rundir import ENDING_FILE, RANK_FILE, STEPS_FILE, draining, handover, layout
+from ddpdoctor.rundir.draining import BusyError, drain, recover
+from ddpdoctor.rundir.spool import Spool, make_spool_root
 from tests.launch.launched import make_run
 
 

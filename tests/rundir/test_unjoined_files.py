@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.rundir import make_spool_root, remove_root, spools_in
 from ddpdoctor.rundir.host_files import (
     append_unjoined,
     create_unjoined_file,
     read_unjoined,
+    remove_root,
     remove_unjoined_file,
     unjoined_files,
 )
+from ddpdoctor.rundir.spool import make_spool_root, spools_in
 from tests.launch.launched import make_run
 
 

@@ -7,18 +7,12 @@ import time
 
 import pytest
 
-from ddpdoctor.rundir import (
-    WORKERS_FILE,
-    Spool,
-    accept_workers,
-    append_lines,
-    drain,
-    make_spool_root,
-    spool_of_process,
-)
+from ddpdoctor.rundir import WORKERS_FILE
 from ddpdoctor.rundir import (
     spool as spools,
 )
+from ddpdoctor.rundir.draining import drain
+from ddpdoctor.rundir.spool import Spool, accept_workers, append_lines, make_spool_root, spool_of_process
 
 LINE = b'{"pid":1}' + b" " * 1000 + b"\n"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
-from ddpdoctor.rundir import STANDING_SCHEMA, boot_id
-from ddpdoctor.rundir.liveness import pid_namespace
+from ddpdoctor.rundir.liveness import boot_id, pid_namespace
+from ddpdoctor.rundir.stops import STANDING_SCHEMA
 
 HEALTHY = Path(__file__).parents[2] / "fixtures" / "healthy"
 FIRST_PID = 16_509

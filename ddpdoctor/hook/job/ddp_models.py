@@ -12,7 +12,7 @@ import weakref
 from operator import attrgetter, itemgetter
 from typing import Any, Callable
 
-from ...rundir import EventField
+from ...rundir.stepevents import EventField
 from .registry import MOST_LISTED, NumberedWeakMap, line_of
 from .source_lines import Lines, calling_frame
 from .torch_objects import describe_loader, group_name

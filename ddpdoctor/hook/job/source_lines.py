@@ -11,8 +11,8 @@ from itertools import islice
 from types import CodeType, FrameType
 from typing import Any, Callable, TypeVar
 
-from ...rundir import EventField, LineField
 from ...rundir.packages import is_training_loop, is_well_known
+from ...rundir.stepevents import EventField, LineField
 
 T = TypeVar("T")
 

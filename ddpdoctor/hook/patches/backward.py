@@ -10,7 +10,7 @@ from time import perf_counter_ns
 from types import FrameType
 from typing import Any, Callable
 
-from ...rundir import EventField, EventKind, Phase
+from ...rundir.stepevents import EventField, EventKind, Phase
 from ..guard import part
 from ..patching import (
     Patches,

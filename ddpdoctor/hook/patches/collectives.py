@@ -16,7 +16,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Callable
 
-from ...rundir import POINT_TO_POINT, CallField, EventField, EventKind, Phase
+from ...rundir.stepevents import POINT_TO_POINT, CallField, EventField, EventKind, Phase
 from .. import lifetime
 from ..guard import part
 from ..job import group_name

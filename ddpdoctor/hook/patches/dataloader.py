@@ -9,7 +9,8 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from ...rundir import EventField, EventKind, WorkerField, append_lines
+from ...rundir.spool import append_lines
+from ...rundir.stepevents import EventField, EventKind, WorkerField
 from ..environment import SPOOL
 from ..guard import part
 from ..job import batch_size, calling_frame

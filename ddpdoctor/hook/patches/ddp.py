@@ -10,7 +10,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Optional
 
-from ...rundir import EventField, EventKind, Phase
+from ...rundir.stepevents import EventField, EventKind, Phase
 from ..guard import part
 from ..job import OpenForward, data_parallel_built, group_name, input_elements
 from ..patching import Patches, around

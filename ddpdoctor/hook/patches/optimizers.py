@@ -16,7 +16,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from ...rundir import EventField, EventKind
+from ...rundir.stepevents import EventField, EventKind
 from .. import finder, lifetime
 from ..guard import part
 from ..job import Role, job_torch

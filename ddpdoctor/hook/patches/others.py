@@ -14,7 +14,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from ...rundir import EventKind
+from ...rundir.stepevents import EventKind
 from .. import finder, lifetime
 from ..guard import part
 from ..job import calling_frame, record_construction

@@ -25,7 +25,8 @@ from operator import attrgetter, methodcaller
 from types import CodeType, FrameType
 from typing import Any
 
-from ...rundir import HELD_NS, SAMPLES_FILE, LineField
+from ...rundir import SAMPLES_FILE
+from ...rundir.stepevents import HELD_NS, LineField
 from ..guard import part
 from ..job import MOST_FRAMES, Lines
 from ..patching import guarded

@@ -11,8 +11,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from ...rundir import FLIGHT_FILE, RAW_FILE, TooLargeError, reason_of, spools_in
-from ...rundir.handover import raw_folder
+from ...rundir import FLIGHT_FILE, reason_of
+from ...rundir.handover import RAW_FILE, TooLargeError, raw_folder
+from ...rundir.spool import spools_in
 from ..guard import error_line, part
 from ..job import backend_of
 from ..patching import guarded

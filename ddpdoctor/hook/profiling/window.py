@@ -17,7 +17,9 @@ import threading
 import time
 from typing import Any
 
-from ...rundir import CAPTURE_ANSWER, CAPTURE_SCHEMA, CaptureRequest, Mark, capture_requested
+from ...rundir import CAPTURE_ANSWER
+from ...rundir.requests import CAPTURE_SCHEMA, CaptureRequest, capture_requested
+from ...rundir.stepevents import Mark
 from .. import environment
 from ..guard import part
 from ..job import job_torch

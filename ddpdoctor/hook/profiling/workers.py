@@ -17,7 +17,8 @@ from time import perf_counter_ns
 from types import CodeType
 from typing import Any, NamedTuple
 
-from ...rundir import HELD_NS, WorkerField, append_lines, recorded_s, spool_of_process
+from ...rundir.spool import append_lines, recorded_s, spool_of_process
+from ...rundir.stepevents import HELD_NS, WorkerField
 from ..guard import part
 from ..job import CodeKinds, Lines, tensor_bytes
 from ..patching import guarded

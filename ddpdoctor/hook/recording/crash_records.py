@@ -9,15 +9,11 @@ from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any, Callable
 
-from ...rundir import (
-    ENDING_FILE,
-    ENDING_SCHEMA,
-    Call,
-    CallsPage,
-    End,
-    Phase,
-    Spool,
-)
+from ...rundir import ENDING_FILE
+from ...rundir.calls_page import Call, CallsPage
+from ...rundir.spool import Spool
+from ...rundir.stepevents import Phase
+from ...rundir.stops import ENDING_SCHEMA, End
 from ..guard import masked_text
 from ..job import place_of
 from ..patching import UNCOUNTED_FILE

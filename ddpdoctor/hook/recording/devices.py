@@ -15,7 +15,7 @@ from collections import deque
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ...rundir import LineField
+from ...rundir.stepevents import LineField
 from ..guard import part
 from ..job import job_torch
 from ..patching import guarded

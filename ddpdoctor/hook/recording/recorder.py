@@ -13,20 +13,10 @@ from threading import RLock, get_ident
 from time import perf_counter_ns, process_time_ns, thread_time_ns, time_ns
 from typing import Any, Callable
 
-from ...rundir import (
-    ENDS_AT,
-    ENDS_MASK,
-    STEPS_AT,
-    STEPS_FILE,
-    STEPS_SCHEMA,
-    WRITTEN_AT,
-    EventField,
-    EventKind,
-    Heartbeat,
-    LineField,
-    Spool,
-    brief_lines,
-)
+from ...rundir import STEPS_FILE, STEPS_SCHEMA
+from ...rundir.heartbeat import ENDS_AT, ENDS_MASK, STEPS_AT, WRITTEN_AT, Heartbeat
+from ...rundir.spool import Spool
+from ...rundir.stepevents import EventField, EventKind, LineField, brief_lines
 from ..job import CodeKinds, Lines
 from ..patching import is_from_job_handler
 from .active import EveryStep, active

@@ -7,7 +7,8 @@ from threading import get_ident
 from types import CodeType
 from typing import Any, Callable
 
-from ...rundir import Spool, id_of_root
+from ...rundir import id_of_root
+from ...rundir.spool import Spool
 from ..job import CodeKinds, Loaders, Models, NumberedWeakMap, Roles
 from .active import active
 from .crash_records import Call

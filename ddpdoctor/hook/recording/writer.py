@@ -14,16 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...rundir import (
-    RANK_FILE,
-    BusyError,
-    DiskBudget,
-    copier_lock_is_held,
-    discard,
-    drain,
-    rank_budget,
-    reason_of,
-)
+from ...rundir import RANK_FILE, reason_of
+from ...rundir.compaction import DiskBudget, rank_budget
+from ...rundir.draining import BusyError, discard, drain
+from ...rundir.host_files import copier_lock_is_held
 from .. import guard
 from ..patching import guarded
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from ...rundir import EventField, Phase
+from ...rundir.stepevents import EventField, Phase
 from ..job import place_of
 from ..patching import UNCOUNTED_FILE
 from ..profiling import Place, can_be_read, flight_recorder, stack_of

@@ -15,24 +15,21 @@ import time
 from typing import Any
 
 from ...rundir import (
-    CALLS_PAGE,
     ENDING_FILE,
-    ENDING_SCHEMA,
     FAULTS_FILE,
     HANG_FLIGHT_FILE,
     MEMORY_FILE,
     MEMORY_SCHEMA,
     PROGRESS_FILE,
-    PROGRESS_SCHEMA,
     STACKS_FILE,
     STACKS_QUESTION,
     STANDING_FILE,
-    STANDING_SCHEMA,
-    End,
-    LineField,
     encoded,
-    request_in,
 )
+from ...rundir.calls_page import CALLS_PAGE
+from ...rundir.requests import request_in
+from ...rundir.stepevents import LineField
+from ...rundir.stops import ENDING_SCHEMA, PROGRESS_SCHEMA, STANDING_SCHEMA, End
 from .. import environment
 from ..guard import part
 from ..job import job_torch

@@ -27,7 +27,8 @@ from msgspec.structs import replace
 from ddpdoctor.measure.numerics import Ints, format_duration
 from ddpdoctor.measure.steplog import SUSPENDED, WARM_UP_STEPS, RankLog, Step
 from ddpdoctor.measure.telemetry import HostTelemetry
-from ddpdoctor.rundir import EventKind, listed
+from ddpdoctor.rundir import listed
+from ddpdoctor.rundir.stepevents import EventKind
 
 _WAITS = (EventKind.DATA, EventKind.ITERATION, EventKind.SAVE, EventKind.LOAD)
 """Kinds of calls in which the job can stop all of its threads: native code that holds the GIL."""

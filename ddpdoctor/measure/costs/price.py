@@ -44,7 +44,7 @@ from ddpdoctor.measure.replay import Change, replay_all
 from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.steplog import RankLog, Step, StepPattern, settled_steps, undisturbed
 from ddpdoctor.measure.taxonomy import STANDALONE, Component, Components, LateCause
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.stepevents import EventKind
 
 
 class _Tuning(msgspec.Struct, frozen=True):

@@ -38,7 +38,7 @@ from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.sourcelines import SourceLines, ranked
 from ddpdoctor.measure.steplog import RankLog, Step, evaluated
 from ddpdoctor.measure.taxonomy import INDEX, RECORDED, SHARED_COMPONENTS, Components, LateCause, SharedCause
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.stepevents import EventKind
 
 from .price import Context, Costs, RareSource, price_range, range_fields
 from .shared import common_work

@@ -39,7 +39,7 @@ from ddpdoctor.measure.steplog import (
 )
 from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, INDEX, Component, LateCause, SyncKind
 from ddpdoctor.measure.window import Window, event_union, main_lane
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.stepevents import EventKind
 
 from .graph import CycleGroup, Graph, RankSteps, Sync, excluded_steps
 from .segments import Segments, work_in

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.steplog import RankLog, in_device_time
 from ddpdoctor.measure.window import Window
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.stepevents import EventKind
 
 from .from_logs import OperatorShares, graph_of_logs, operator_shares
 from .from_windows import graph_of_windows

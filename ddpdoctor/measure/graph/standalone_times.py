@@ -41,7 +41,7 @@ from ddpdoctor.measure.window import (
     launch_pairs,
     main_lane,
 )
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.stepevents import EventKind
 from ddpdoctor.trace import RankTrace, classify
 
 from .graph import READY_BATCH_SHARE, CycleGroup

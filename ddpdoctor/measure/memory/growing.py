@@ -22,7 +22,7 @@ import numpy as np
 from ddpdoctor.measure.facts import RANGE_LEVEL
 from ddpdoctor.measure.numerics import Array, trend
 from ddpdoctor.measure.steplog import AROUND_WINDOW, OPENED, PROFILED, WARM_UP_STEPS, RankLog
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.stepevents import EventKind
 
 
 class Tuning(msgspec.Struct, frozen=True):

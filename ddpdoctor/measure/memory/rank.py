@@ -17,8 +17,9 @@ from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import RankMemory
 from ddpdoctor.measure.telemetry import HostTelemetry
-from ddpdoctor.rundir import MEMORY_FILE, MEMORY_SCHEMA, Phase
+from ddpdoctor.rundir import MEMORY_FILE, MEMORY_SCHEMA
 from ddpdoctor.rundir.files import broken_lines
+from ddpdoctor.rundir.stepevents import Phase
 
 from .growing import MemoryKind, Observation, Rise, has_enough_readings, is_aliased, observation_of, rise_of
 

@@ -29,7 +29,7 @@ from ddpdoctor.measure.window import (
     main_lane,
     step_of_collectives,
 )
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.stepevents import EventKind
 from ddpdoctor.trace import classify
 
 from .communication import in_marked_steps, marked_steps

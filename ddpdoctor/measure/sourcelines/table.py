@@ -31,7 +31,7 @@ from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.places import CodeLine, Stack
 from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, Step, no_samples
 from ddpdoctor.measure.taxonomy import Component
-from ddpdoctor.rundir import HELD_NS, EventKind
+from ddpdoctor.rundir.stepevents import HELD_NS, EventKind
 
 GIL_REQUEST_NS = 5_000_000
 """Wait after which Python makes the thread that holds the GIL release it (``sys.getswitchinterval``)."""

@@ -21,7 +21,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Ints, running, running_median
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.stepevents import EventKind
 
 from .log import RankLog
 from .records import DeviceTimes, Event, Step

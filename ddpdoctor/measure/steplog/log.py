@@ -23,8 +23,8 @@ from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints, place_in, subtrac
 from ddpdoctor.measure.phases import NO_GAPS, Gaps, gaps_between
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.taxonomy import Component
-from ddpdoctor.rundir import EventKind
 from ddpdoctor.rundir.reader import RankRecord
+from ddpdoctor.rundir.stepevents import EventKind
 
 from .records import EVALUATED, DeviceTimes, Event, Step, WorkerLog
 from .syncpoints import SyncPoint, has_ddp, sync_points_of
@@ -64,7 +64,7 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
     where: Mapping[int, Where] = msgspec.field(default_factory=dict)
     samples: Ints = msgspec.field(default_factory=no_samples)
     """[S, 4] epoch ns, user line, innermost line, ns that the sampling thread waited for the GIL (0 below
-    :data:`ddpdoctor.rundir.HELD_NS`). Lines are ids into ``sample_where``."""
+    :data:`ddpdoctor.rundir.stepevents.HELD_NS`). Lines are ids into ``sample_where``."""
     sample_where: Mapping[int, Where] = msgspec.field(default_factory=dict)
     samples_every_s: int = 1
     """Samples of every n-th second were read; more than 1 if there were too many."""

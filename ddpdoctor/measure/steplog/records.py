@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from ddpdoctor.measure.places import Where
-from ddpdoctor.rundir import EventField, EventKind, LineField, WorkerField, renamed
+from ddpdoctor.rundir.stepevents import EventField, EventKind, LineField, WorkerField, renamed
 
 MOST_NUMBER = 2**53
 """Largest step number or count: a float64 represents all integers up to it exactly."""
@@ -51,7 +51,7 @@ class Reduction(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
-    """An event of a step, see :class:`ddpdoctor.rundir.EventKind` and ``EventField``.
+    """An event of a step, see :class:`ddpdoctor.rundir.stepevents.EventKind` and ``EventField``.
 
     Times are ns after the start of its step, as on disk, so they stay valid when the step is moved to another clock
     (:meth:`.Step.start_of`). A missing number is -1.
@@ -130,7 +130,7 @@ def _minus(value: int | None, by: int) -> int | None:
 
 
 class LogRecord(msgspec.Struct, rename=renamed(LineField)):
-    """Any line of steps.jsonl or samples.jsonl, see :class:`ddpdoctor.rundir.LineField`."""
+    """Any line of steps.jsonl or samples.jsonl, see :class:`ddpdoctor.rundir.stepevents.LineField`."""
 
     step: Number | None = None
     time_ns: Annotated[list[Epoch], Meta(max_length=2)] | Epoch | None = None
@@ -269,7 +269,7 @@ class WorkerSample(msgspec.Struct, frozen=True, gc=False):
     asleep: bool
     """Whether it was off-CPU and not runnable."""
     waited_ns: int
-    """How long the sampling thread waited for the GIL; 0 below :data:`ddpdoctor.rundir.HELD_NS`."""
+    """How long the sampling thread waited for the GIL; 0 below :data:`ddpdoctor.rundir.stepevents.HELD_NS`."""
     weight_ns: float
     """Share of the batch preparation time that this sample represents."""
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Array, Ints, Mask
-from ddpdoctor.rundir import Mark
+from ddpdoctor.rundir.stepevents import Mark
 
 from .log import RankLog
 from .patterns import step_patterns, without_run_ahead

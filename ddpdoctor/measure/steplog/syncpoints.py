@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.measure.taxonomy import SyncKind
-from ddpdoctor.rundir import POINT_TO_POINT, EventKind
+from ddpdoctor.rundir.stepevents import POINT_TO_POINT, EventKind
 
 from .records import Event, Reduction, Step
 

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Ints
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.stepevents import EventKind
 
 from .log import RankLog
 from .records import Step

@@ -33,7 +33,7 @@ from ddpdoctor.measure.steplog import (
     step_patterns,
     usual_lengths,
 )
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.stepevents import EventKind
 
 _MAX_USUAL_RATIO = 1.5
 """Unrecorded steps of at most this multiple of the typical length, on average, count as ordinary steps dropped from a long log."""

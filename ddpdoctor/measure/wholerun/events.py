@@ -20,7 +20,7 @@ from ddpdoctor.measure.runfacts import RunEvent, RunWork
 from ddpdoctor.measure.sourcelines import LogSourceLines
 from ddpdoctor.measure.steplog import PatternKind, RankLog, Step, StepPattern
 from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, Component
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.stepevents import EventKind
 
 from .account import RunAccount, RunPart
 

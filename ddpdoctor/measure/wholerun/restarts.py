@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.runfacts import AttemptFacts, RestartFacts, RunFacts, TrainingFacts, Where
 from ddpdoctor.measure.steplog import RankLog, Step, Training
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.stepevents import EventKind
 
 
 class AttemptRecord(msgspec.Struct, frozen=True):

@@ -11,16 +11,9 @@ import pytest
 
 from ddpdoctor.hook.environment import HookOptions, job_environment
 from ddpdoctor.launch.leftovers import drain_spools
-from ddpdoctor.rundir import (
-    CAPTURE_ANSWER,
-    CAPTURE_ORDER,
-    CaptureRequest,
-    answer_of,
-    delete_requests,
-    make_spool_root,
-    request_capture,
-    spools_in,
-)
+from ddpdoctor.rundir import CAPTURE_ANSWER, CAPTURE_ORDER
+from ddpdoctor.rundir.requests import CaptureRequest, answer_of, delete_requests, request_capture
+from ddpdoctor.rundir.spool import make_spool_root, spools_in
 from tests.hook.recording import forked, plain_environment
 from tests.waiting import until
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddpdoctor.hook.profiling import window
-from ddpdoctor.rundir import Mark
+from ddpdoctor.rundir.stepevents import Mark
 
 torch_profiler = sys.modules[window.open_profiler.__module__]
 

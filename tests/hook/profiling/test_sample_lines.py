@@ -12,7 +12,9 @@ import pytest
 
 from ddpdoctor.hook.job import CodeKinds
 from ddpdoctor.hook.profiling import Sampler
-from ddpdoctor.rundir import SAMPLES_FILE, Spool, drain, make_spool_root
+from ddpdoctor.rundir import SAMPLES_FILE
+from ddpdoctor.rundir.draining import drain
+from ddpdoctor.rundir.spool import Spool, make_spool_root
 
 LINES = 15_000
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
-from ddpdoctor.rundir import EventField, EventKind, LineField
+from ddpdoctor.rundir.stepevents import EventField, EventKind, LineField
 from tests.measure.recorded import Job, record
 from tests.measure.steplogs import lines_of, log_of, write_lines
 

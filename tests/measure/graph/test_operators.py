@@ -10,7 +10,7 @@ from ddpdoctor.analysis import Options, load
 from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.graph import operator_shares, python_parts
 from ddpdoctor.measure.places import Where
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.stepevents import EventKind
 from tests.measure.recorded import Job, plant, record, run_ranks, write_beside
 from tests.measure.traced import found, windows_of
 

@@ -13,8 +13,8 @@ from ddpdoctor.measure.sourcelines.counts import SampleCounts, count_samples, ex
 from ddpdoctor.measure.sourcelines.table import EVENTS, samples_of
 from ddpdoctor.measure.steplog import Event, RankLog, Step
 from ddpdoctor.measure.taxonomy import Component
-from ddpdoctor.rundir import EventKind
 from ddpdoctor.rundir.reader import RankRecord
+from ddpdoctor.rundir.stepevents import EventKind
 
 MS = 1_000_000
 STEP_NS, AFTER_COLLECTION_NS = 100 * MS, 2 * MS

@@ -23,8 +23,8 @@ from ddpdoctor.measure.steplog import (
 )
 from ddpdoctor.measure.steplog.devicetime import timed_step
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE
-from ddpdoctor.rundir import EventKind
 from ddpdoctor.rundir.reader import RunDirectory
+from ddpdoctor.rundir.stepevents import EventKind
 from tests.generator import SMALL, Config, generate
 from tests.hook.recording import forked, run_recorded
 from tests.measure.traced import windows_of

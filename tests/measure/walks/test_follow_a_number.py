@@ -10,7 +10,7 @@ import pytest
 
 from ddpdoctor.analysis import Options, conclude, prepare
 from ddpdoctor.measure.flow import measure
-from ddpdoctor.rundir import EventField, EventKind, LineField
+from ddpdoctor.rundir.stepevents import EventField, EventKind, LineField
 
 RUN = Path(__file__).parents[3] / "fixtures" / "slow-data-one-rank"
 
