@@ -250,9 +250,8 @@ class WindowSourceLines(SourceLines):
             whole_ns += total(time)
             ids, first, name = np.unique(trace.name[rows], return_index=True, return_inverse=True)
             spent = np.bincount(name, covered(time, start, start + trace.duration_ns[rows]))
-            for place in np.argsort(
-                first, kind="stable"
-            ):  # of operators with equal times, the first one counts
+            # Of operators with equal times, the first one counts.
+            for place in np.argsort(first, kind="stable"):
                 names[trace.names[ids[place]].removeprefix(_ENGINE_PREFIX)] += spent[place]
         return [
             name
