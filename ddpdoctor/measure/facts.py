@@ -250,7 +250,7 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     bus_gb_per_s: float | None = None
     """Bus bandwidth (as in nccl-tests) of large messages: of the size class from 1 MiB on with the longest transfer time."""
     best_bus_gb_per_s: float | None = None
-    """Best bus bandwidth of any class of at least three messages of at most that size in groups of as many ranks on as many hosts."""
+    """Best bus bandwidth of a size class (three messages or more, not larger ones) in groups of as many ranks and hosts."""
     latency_us: float | None = None
     """Fixed cost of one message: intercept of transfer time over bytes."""
     matched: int | None = None
