@@ -24,7 +24,14 @@ from numpy.typing import ArrayLike, NDArray
 from ddpdoctor.measure.numerics import Array, Ints, scatter_of
 from ddpdoctor.measure.window import Window
 
-from .sequence_alignment import CollectiveSequence, Groups, align_sequences, certain_pairs, in_equal_steps
+from .sequence_alignment import (
+    SURE,
+    CollectiveSequence,
+    Groups,
+    align_sequences,
+    certain_pairs,
+    in_equal_steps,
+)
 
 
 class FitTuning(msgspec.Struct, frozen=True):
@@ -244,9 +251,14 @@ def align_trace_clocks(
         unaligned = not_fitted
     if not errors:
         # No clock is corrected. The error is the offset of the ends in the first windows, or their scatter if it is larger.
-        pairs = [_joined([_ends(groups[0], other, 0.0)]) for other in groups[1 : 1 + SEARCH.references]]
-        fits = [fit_clock(*pair) for pair in pairs if pair is not None]
-        errors = [max(fit.error_ns, abs(fit.offset_ns)) for fit in fits]
+        for other in groups[1 : 1 + SEARCH.references]:
+            shared = groups[0].keys() & other.keys()
+            by_stream = any(map(is_by_stream, shared))
+            # Of groups by stream the closest one, as the ranks may be in different ones.
+            parts = [[key] for key in shared] if by_stream else [list(shared)]
+            pairs = [_joined([_ends({key: groups[0][key] for key in keys}, other, 0.0)]) for keys in parts]
+            fits = [fit_clock(*pair) for pair in pairs if pair is not None]
+            errors += [min(max(fit.error_ns, abs(fit.offset_ns)) for fit in fits)] if fits else []
     return moved, on_clock, max(errors, default=0.0)
 
 
@@ -289,19 +301,35 @@ def _ends(reference: Groups, other: Groups, scatter_ns: float, fit: ClockFit | N
 def _fit(pairs: Sequence[tuple[Groups, Groups]]) -> ClockFit | None:
     """The clock of a host, by its ranks relative to ranks on the common clock."""
     found: list[ClockFit] = []
+    by_stream: list[tuple[ClockFit, Hashable]] = []
     for reference, other in pairs:
-        # Uses the process group with the most collectives for which a fit is found. Of groups that only a stream identifies, all are tried:
-        # the ranks may be in different ones.
+        # Uses the process group with the most collectives for which a fit is found.
         keys = sorted(
             reference.keys() & other.keys(), key=lambda key: -min(len(reference[key][1]), len(other[key][1]))
         )
-        fits = (_best_fit(reference[key][1], other[key][1]) for key in keys)
-        found += islice((fit for fit in fits if fit is not None), len(keys) if is_by_stream(keys[0]) else 1)
-    if not found:
+        fits = ((_best_fit(reference[key][1], other[key][1]), key) for key in keys)
+        known = ((fit, key) for fit, key in fits if fit is not None)
+        if is_by_stream(keys[0]):
+            by_stream += [
+                (fit, key)
+                for fit, key in known
+                if fit.pairs >= SEARCH.by_step * min(len(reference[key][1]), len(other[key][1]))
+            ]
+        else:
+            found += [fit for fit, _ in islice(known, 1)]
+    if not found and not by_stream:
         return None
-    fit = min(found, key=lambda fit: (-fit.pairs, fit.error_ns))
+    # The ranks may be in different groups on a stream: the ends of one that they share are the closest.
+    fit = (
+        min((fit for fit, _ in by_stream), key=lambda fit: (fit.error_ns, -fit.pairs))
+        if by_stream
+        else min(found, key=lambda fit: (-fit.pairs, fit.error_ns))
+    )
+    most_ns = SURE.scatters * max(fit.error_ns, FIT.least_scatter_ns)
+    unlike = {key for of, key in by_stream if of.error_ns > most_ns}
+    used = [[{key: each[key] for key in each.keys() - unlike} for each in pair] for pair in pairs]
     for _ in range(SEARCH.settling):
-        joined = _joined([_ends(reference, other, fit.error_ns, fit) for reference, other in pairs])
+        joined = _joined([_ends(reference, other, fit.error_ns, fit) for reference, other in used])
         if joined is None:
             return fit
         fit = fit_clock(*joined)

@@ -26,6 +26,7 @@ class Kind:
     bytes: float = float("nan")
     members: tuple[int, ...] = ()
     """Ranks; empty: all."""
+    stream: int = 20
 
 
 SPREAD = (
@@ -126,6 +127,7 @@ def _of_rank(job, kinds, rank, start_ms, end_ms, random) -> Recorded:
         operation=[kinds[n].operation for n in own],
         group=[kinds[n].group for n in own],
         group_size=np.full(len(own), -1, np.int64),
+        stream=np.array([kinds[n].stream for n in own], np.int64),
         sequence=own % job.renumbered if job.numbered else np.full(len(own), -1, np.int64),
         bytes=np.array([kinds[n].bytes for n in own]),
         kind=[SyncKind.GRADIENTS] * len(own),

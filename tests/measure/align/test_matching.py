@@ -63,6 +63,35 @@ def test_no_two_are_taken_for_one_and_hardly_any_is_missed(name, seed):
     assert missed <= 0.005 * all_of_them
 
 
+TWO_STAGES = (
+    Kind("allreduce", 1.0, "", members=(0, 1)),
+    Kind("allreduce", 3.0, "", members=(2, 3)),
+    Kind("allreduce", 0.8, "", work_ms=0.1, stream=24),
+) * 4
+"""Each host reduces on one stream, the second one over a slow link, and all ranks on the other."""
+MESH = (
+    Kind("allreduce", 0.3, "", members=(0, 1)),
+    Kind("allreduce", 0.3, "", members=(2, 3)),
+) * 6 + (
+    Kind("allreduce", 0.8, "", members=(0, 2), stream=24),
+    Kind("allreduce", 0.8, "", members=(1, 3), stream=24),
+)
+"""Tensor parallel pairs, and data parallelism across them."""
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kinds", [TWO_STAGES, MESH], ids=["two stages", "mesh"])
+def test_clocks_follow_from_the_stream_whose_group_two_ranks_share(kinds, seed):
+    """The ranks' other stream has as many collectives or more, which end at similar times."""
+    offsets_ms = (0.0, 3.0, -8.0, 5.0)
+    ranks = recorded(
+        Job(kinds=kinds, steps=20, lateness_ms=0.02, scatter_ms=0.001, seed=seed, offsets_ms=offsets_ms)
+    )
+    windows = align_and_match([of.window for of in ranks])[0]
+    moved_ms = [(window.span[0] - of.window.span[0]) / 1e6 for window, of in zip(windows, ranks, strict=True)]
+    assert moved_ms == pytest.approx([-offset for offset in offsets_ms], abs=0.05)
+
+
 def test_what_is_missing_has_a_reason():
     _, found = matched(Job(spread=0.25))
     assert found.coverage.complete == len(found.rows) == 60 and found.coverage.incomplete == 0
