@@ -300,33 +300,29 @@ def _ends(reference: Groups, other: Groups, scatter_ns: float, fit: ClockFit | N
 
 def _fit(pairs: Sequence[tuple[Groups, Groups]]) -> ClockFit | None:
     """The clock of a host, by its ranks relative to ranks on the common clock."""
-    found: list[ClockFit] = []
-    by_stream: list[tuple[ClockFit, Hashable]] = []
+    found: list[tuple[ClockFit, Hashable]] = []
     for reference, other in pairs:
-        # Uses the process group with the most collectives for which a fit is found.
-        keys = sorted(
-            reference.keys() & other.keys(), key=lambda key: -min(len(reference[key][1]), len(other[key][1]))
-        )
+        sizes = {
+            key: min(len(reference[key][1]), len(other[key][1])) for key in reference.keys() & other.keys()
+        }
+        keys = sorted(sizes, key=lambda key: -sizes[key])
         fits = ((_best_fit(reference[key][1], other[key][1]), key) for key in keys)
         known = ((fit, key) for fit, key in fits if fit is not None)
         if is_by_stream(keys[0]):
-            by_stream += [
-                (fit, key)
-                for fit, key in known
-                if fit.pairs >= SEARCH.by_step * min(len(reference[key][1]), len(other[key][1]))
-            ]
+            found += [(fit, key) for fit, key in known if fit.pairs >= SEARCH.by_step * sizes[key]]
         else:
-            found += [fit for fit, _ in islice(known, 1)]
-    if not found and not by_stream:
+            # Of the process group with the most collectives for which a fit is found.
+            found += islice(known, 1)
+    if not found:
         return None
+    by_stream = {key for _, key in found if is_by_stream(key)}
     # The ranks may be in different groups on a stream: the ends of one that they share are the closest.
-    fit = (
-        min((fit for fit, _ in by_stream), key=lambda fit: (fit.error_ns, -fit.pairs))
-        if by_stream
-        else min(found, key=lambda fit: (-fit.pairs, fit.error_ns))
+    fit = min(
+        (fit for fit, _ in found),
+        key=lambda fit: (fit.error_ns, -fit.pairs) if by_stream else (-fit.pairs, fit.error_ns),
     )
     most_ns = SURE.scatters * max(fit.error_ns, FIT.least_scatter_ns)
-    unlike = {key for of, key in by_stream if of.error_ns > most_ns}
+    unlike = {key for of, key in found if key in by_stream and of.error_ns > most_ns}
     used = [[{key: each[key] for key in each.keys() - unlike} for each in pair] for pair in pairs]
     for _ in range(SEARCH.settling):
         joined = _joined([_ends(reference, other, fit.error_ns, fit) for reference, other in used])

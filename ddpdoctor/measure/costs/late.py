@@ -26,7 +26,7 @@ from ddpdoctor.measure.attribution import (
 )
 from ddpdoctor.measure.facts import ArrivalFacts, Cost, scaled
 from ddpdoctor.measure.graph import CycleGroup, Graph
-from ddpdoctor.measure.metrics import lateness, lateness_by_sync, latest_ns
+from ddpdoctor.measure.metrics import lateness, latest_ns
 from ddpdoctor.measure.numerics import Array, Ints, Value, above_others, above_zero, fair_shares
 from ddpdoctor.measure.phases import phase_name
 from ddpdoctor.measure.places import Where, own_process
@@ -110,7 +110,7 @@ def _removable_lateness(group: CycleGroup, places: Ints) -> Array:
     others' own computation and idle time would remain if the rank were on time.
     """
     late = np.zeros(group.arrival.shape)
-    late[:, :, places] = lateness_by_sync(group).gained[:, :, places]
+    late[:, :, places] = group.lateness.gained[:, :, places]
     if group.hidden is None or len(places) == group.arrival.shape[2]:
         return late
     busy = group.with_overlap(group.work).sum(axis=(1, 3))
@@ -240,9 +240,7 @@ def regularly_late(graph: Graph) -> list[int]:
     )
     if not late:
         return []
-    amounts = np.concatenate(
-        [np.nan_to_num(lateness_by_sync(group).signed).sum(axis=1) for group in graph.groups]
-    )
+    amounts = np.concatenate([np.nan_to_num(group.lateness.signed).sum(axis=1) for group in graph.groups])
     beyond = amounts - others_median(amounts)
     regular = above_zero(beyond, LATENESS.false_alarms) & above_others(beyond, LATENESS.false_alarms, amounts)
     return [place for place in late if regular[place]]

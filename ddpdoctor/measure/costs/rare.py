@@ -31,8 +31,7 @@ import numpy as np
 
 from ddpdoctor.measure.attribution import LATENESS, least_outlier
 from ddpdoctor.measure.facts import Cost, saving
-from ddpdoctor.measure.graph import Graph, Sync
-from ddpdoctor.measure.metrics import typical_arrival
+from ddpdoctor.measure.graph import Graph, Sync, typical_arrival
 from ddpdoctor.measure.numerics import Array, Ints, Mask, outliers_of_few_ranks, persistence, scatter_of
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.sourcelines import SourceLines, ranked

@@ -20,6 +20,7 @@ from .graph import (
     measured_steps,
     recorded_steps,
 )
+from .lateness import typical_arrival
 from .primary import Graphs, Recording, build_graphs
 from .segments import ComputeTimeline, dependency_probability
 from .standalone_times import issue_time_ns, standalone_data_of_windows

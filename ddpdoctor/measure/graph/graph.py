@@ -33,6 +33,8 @@ from ddpdoctor.measure.numerics import Array, Ints, Mask, nan_median
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import INDEX, STANDALONE, Component, LateCause, SyncKind
 
+from .lateness import Lateness, lateness_of
+
 READY_BATCH_SHARE = 0.02
 """If fetching a batch takes at most this share of a step, the batch was ready: its tensors arrive through shared memory and a queue within
 tenths of a millisecond. This time is part of the host's time to launch the step, not a wait for data."""
@@ -184,6 +186,11 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
             is_last = last_of.get((sync.micro, sync.group, sync.members)) == k
             waits[k, list(sync.members)] = is_last or sync.kind != SyncKind.GRADIENTS
         return np.maximum(waits, np.where(np.isnan(self.arrival[0]), 0.0, self.dependency_probability))
+
+    @cached_property
+    def lateness(self) -> Lateness:
+        """The lateness of each rank at each synchronisation."""
+        return lateness_of(self)
 
     @cached_property
     def segment_classes(self) -> SegmentClasses:

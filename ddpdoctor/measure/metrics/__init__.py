@@ -7,14 +7,12 @@ nothing is priced here, and no rank is named as a cause. Values from other stage
 from .buckets import bucket_facts, reducer_work
 from .charts import (
     lateness,
-    lateness_by_sync,
     latest_ns,
     rank_summaries,
     readings,
     series,
     telemetry_series,
     timeline,
-    typical_arrival,
 )
 from .communication import (
     MessageCost,
