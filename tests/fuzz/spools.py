@@ -55,6 +55,8 @@ class _Trial:
         self.excused: set[int] = set()
         self.lock = threading.Lock()
         """Of what the trial itself does to the run directory: not while somebody copies."""
+        self.rank_thread = threading.Lock()
+        """A rank restores its spool in one thread; a trial copies in two."""
 
     def write(self) -> None:
         size = self.chance.choice((0, 100, 100, 4000))
@@ -67,8 +69,9 @@ class _Trial:
     def copy(self) -> None:
         """As the thread of the rank and the process beside the launcher do, once a second."""
         try:
-            self.spool.restore()
-            self.spool.keep("rank.json", b'{"rank":0}')
+            with self.rank_thread:
+                self.spool.restore()
+                self.spool.keep("rank.json", b'{"rank":0}')
         except OSError:
             pass  # there is no room, or it was removed this very moment; both are looked at again
         with self.lock:
