@@ -1,8 +1,8 @@
 """Disk cache of checked rules and of the facts' documentation, which take longer to load than a small trace to analyse.
 
 The key is a hash of the files' content, of the code that reads and checks them, and of the installed packages that this code
-uses. Entries are MessagePack data, never code. An entry that cannot be read, or that another user can write, is ignored and
-replaced.
+uses. Entries are MessagePack data; only those of :mod:`.template_cache` contain code. An entry that cannot be read, or that another user
+can write, is ignored and replaced.
 """
 
 from __future__ import annotations
@@ -47,11 +47,18 @@ _PACKAGES = ("cel", "jinja2", "msgspec", "yaml")
 class CachedResult(Generic[T]):
     """The cache entry of a value of type ``kind`` derived from ``contents`` (files by name). Errors of the cache are ignored."""
 
-    def __init__(self, kind: type[T], contents: Mapping[str, bytes]) -> None:
+    def __init__(
+        self,
+        kind: type[T],
+        contents: Mapping[str, bytes],
+        folder: str = "rules",
+        max_entries: int = _MAX_ENTRIES,
+    ) -> None:
         self._decoder = msgspec.msgpack.Decoder(kind)
         self._entry: Path | None = None
+        self._max_entries = max_entries
         with contextlib.suppress(OSError, RuntimeError):  # no home folder, or installed without files
-            self._entry = cache_folder("rules") / f"{_key(kind, contents)}{_SUFFIX}"
+            self._entry = cache_folder(folder) / f"{_key(kind, contents)}{_SUFFIX}"
 
     def read(self) -> T | None:
         """The cached value; None if there is none."""
@@ -76,7 +83,7 @@ class CachedResult(Generic[T]):
             data = msgspec.msgpack.encode(value)
             if self._decoder.decode(data) == value and make_private(self._entry.parent):
                 replace_file(self._entry, lambda stream: stream.write(_checksum(data) + data))
-                keep_newest(self._entry.parent, _SUFFIX, max_files=_MAX_ENTRIES)
+                keep_newest(self._entry.parent, _SUFFIX, max_files=self._max_entries)
         except (OSError, OverflowError, TypeError, ValueError):
             pass  # a rule's test may have a YAML value that MessagePack lacks
 

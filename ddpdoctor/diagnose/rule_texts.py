@@ -431,12 +431,15 @@ def _environment() -> jinja2.Environment:
     """
     import jinja2.sandbox
 
+    from ddpdoctor.diagnose.template_cache import TemplateCache
+
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         undefined=jinja2.StrictUndefined,
         finalize=_on_one_line,
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,
+        bytecode_cache=TemplateCache("diagnose/rule_texts.py"),
     )
     environment.globals["workers"] = workers
 
@@ -491,4 +494,6 @@ def _fill(template: str, names: Mapping[str, Any]) -> str:
 
 @functools.cache
 def _compile(template: str) -> jinja2.Template:
-    return _environment().from_string(template)
+    from ddpdoctor.diagnose.template_cache import compiled
+
+    return compiled(_environment(), template)

@@ -19,6 +19,7 @@ import msgspec
 from markupsafe import Markup
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Series, SkippedRule
+from ddpdoctor.diagnose.template_cache import TemplateCache
 from ddpdoctor.plain import plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.charts.bandwidth import bandwidth
@@ -71,6 +72,7 @@ def page_environment() -> jinja2.Environment:
         finalize=_printable,
         trim_blocks=True,
         lstrip_blocks=True,
+        bytecode_cache=TemplateCache("report/html.py", "report/words.py"),
     )
     environment.filters["part"] = words.part
     environment.filters["nonbreaking_units"] = words.nonbreaking_units

@@ -21,7 +21,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import ArrayLike, NDArray
 
-from ddpdoctor.measure.numerics import Array, Ints, scatter_of
+from ddpdoctor.measure.numerics import Array, Ints, median, scatter_of
 from ddpdoctor.measure.window import Window
 
 from .sequence_alignment import (
@@ -101,7 +101,7 @@ def vote_offsets(reference: Ints, reference_labels: ArrayLike, other: Ints, labe
     left = votes.copy()
     while len(found) < FIT.peaks and left.size and left.max() >= max(1.0, FIT.nearly * votes.max()):
         peak = int(left.argmax())
-        found.append(float(np.median(values[peak : peak + int(votes[peak])])))
+        found.append(median(values[peak : peak + int(votes[peak])]))
         left[np.abs(values - values[peak]) <= 2 * FIT.bin_ns] = 0
     return sorted(found, key=lambda offset: (abs(offset) >= FIT.near_ns, abs(offset)))
 
@@ -114,14 +114,15 @@ def _middle(count: int, most: int) -> slice:
 def fit_clock(reference: Ints, other: Ints) -> ClockFit:
     """Offset and drift of ``other`` against ``reference`` from paired ends (ns), by repeated trimming of
     outliers."""
-    origin = float(np.median(other)) if len(other) else 0.0
-    difference = np.asarray(other, np.float64) - np.asarray(reference, np.float64)
-    local = np.asarray(other, np.float64) - origin
+    ends = np.asarray(other, np.float64)
+    origin = median(ends) if len(other) else 0.0
+    difference = ends - np.asarray(reference, np.float64)
+    local = ends - origin
     keep = np.ones(len(difference), bool)
-    offset, drift = float(np.median(difference)) if len(difference) else 0.0, 0.0
+    offset, drift = median(difference) if len(difference) else 0.0, 0.0
     for _ in range(FIT.trims):
         drift = _drift(local[keep], difference[keep], drift)
-        offset = float(np.median(difference[keep] - drift * local[keep]))
+        offset = median(difference[keep] - drift * local[keep])
         left = np.abs(difference - offset - drift * local)
         scatter = float(scatter_of(left[keep]))
         trimmed = left <= max(FIT.outlier * scatter, FIT.least_scatter_ns)
@@ -141,10 +142,10 @@ def _drift(local: Array, difference: Array, before: float) -> float:
     # The median of the slopes between events half the window apart is robust to outliers on either side.
     order, half = np.argsort(local, kind="stable"), len(local) // 2
     run, rise = (of[half:] - of[: len(of) - half] for of in (local[order], difference[order]))
-    drift = float(np.median(rise[run > 0] / run[run > 0])) if (run > 0).any() else 0.0
+    drift = median(rise[run > 0] / run[run > 0]) if (run > 0).any() else 0.0
     left = difference - drift * local
     # Error of the slope through events spread evenly over the span: https://en.wikipedia.org/wiki/Simple_linear_regression
-    error = float(scatter_of(np.abs(left - np.median(left)))) * np.sqrt(12 / len(local)) / span
+    error = float(scatter_of(np.abs(left - median(left)))) * np.sqrt(12 / len(local)) / span
     known = FIT.usual_drift**2 / (FIT.usual_drift**2 + error**2)
     return drift * known if abs(drift) <= FIT.most_drift else 0.0
 

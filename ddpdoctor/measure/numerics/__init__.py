@@ -41,6 +41,7 @@ from .stats import (
     fair_shares,
     format_duration,
     mean_error,
+    median,
     median_error,
     nan_median,
     normal,
