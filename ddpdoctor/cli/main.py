@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import io
@@ -95,6 +96,8 @@ def cli() -> None:
 def main() -> NoReturn:
     """Entry point of the ``ddpdoctor`` command."""
     gc.set_threshold(_COLLECTED_OBJECTS)
+    # The collections at the end of the process take 5 to 8 % of the CPU time of a small analysis, and free nothing.
+    atexit.register(gc.freeze)
     prepare_streams()
     try:
         code = cli.main(prog_name="ddpdoctor", standalone_mode=False)

@@ -163,6 +163,7 @@ def main() -> None:
     die_with_parent(signal.SIGKILL)
     keep_freed_memory()
     serve(Connection(int(sys.argv[1])))
+    os._exit(0)  # without clearing all modules, for which the caller would wait
 
 
 _EXIT_TIMEOUT_S = 5.0
