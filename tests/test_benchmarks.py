@@ -20,6 +20,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
         ("hook_overhead", ("--ranks", "1", "--targets-ms", "20", "--seconds", "1"), "times_us"),
         ("watching", ("--ranks", "1", "--seconds", "1"), "us"),
         ("growth", ("--axis", "ranks of logs", "steps", "--most", "8", "--repetitions", "1"), "slope"),
+        ("growth", ("--axis", "rank folders", "--most", "1000", "--repetitions", "1"), "slope"),
     ],
 )
 def test_a_benchmark_runs(name: str, arguments: tuple[str, ...], says: str) -> None:

@@ -31,7 +31,7 @@ STAGES = {
         "judge": (driver, "_diagnosis_of"),
     },
     "opening": {
-        "list": (driver, "with_runs_below"),
+        "list": (driver, "expand_run_directories"),
         "open": (RunDirectory, "open"),
         "read": (driver, "load"),
     },
@@ -79,7 +79,8 @@ def main(place: str, only: str = "analysis") -> None:
     driver.load = counting
     options = Options(cache=False, jobs=1)
     if only == "opening":
-        driver.load(driver.expand_run_directories([place]), options)
+        places, skipped = driver.expand_run_directories([place])
+        driver.load(places, options, skipped)
     else:
         analyze([place], options)
     print(

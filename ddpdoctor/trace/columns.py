@@ -25,42 +25,69 @@ CUDA_CALLS = ("cuda_runtime", "cuda_driver")
 RUNTIME_CALLS = (*CUDA_CALLS, "xpu_runtime")
 """The same for all kinds of devices."""
 KNOWN_NAMES = 1 << 16
-"""Most names per predicate whose results are memoized. The ranks of a job share nearly all names."""
+"""Most names for which a function of names keeps its results."""
+_MOST_SHARED_NAMES = 1 << 18
+"""Most names whose answers the traces share; some 250 bytes each, and one per predicate."""
 _FEW_IDS = 6
 """Most ids that are compared one by one with the events, instead of by a lookup table."""
 
 
-class _MemoizedPredicate(dict[str, bool]):
-    """Results of a predicate by name. Lookups run in C."""
+_UNKNOWN, _UNSHARED = -1, -1
 
-    def __init__(self, predicate: Predicate) -> None:
+
+class Interner(defaultdict[Any, int]):
+    """Assigns each new key the next number. Lookups run in C."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self._predicate = predicate
+        self.default_factory = self.__len__
 
-    def __missing__(self, name: str) -> bool:
-        answer = bool(self._predicate(name))
-        if len(self) < KNOWN_NAMES:
-            self[name] = answer
-        return answer
+    def ids(self, keys: Sequence[Any]) -> IdColumn:
+        """[keys] number of each key. Raises TypeError if a key is a list or a dict."""
+        return np.fromiter(map(self.__getitem__, keys), np.int32, len(keys))
 
 
-_MEMOIZED: dict[CodeType, _MemoizedPredicate] = {}
+class SharedAnswers:
+    """Answers of predicates on names, shared by all traces: the ranks of a job have nearly all names in common, and each trace asks for
+    sixty predicates."""
+
+    def __init__(self, most: int = _MOST_SHARED_NAMES) -> None:
+        self._most = most
+        self._numbers = Interner()
+        self._answers: dict[CodeType, NDArray[np.int8]] = {}
+
+    def numbers(self, names: Sequence[str]) -> IdColumn:
+        """[names] the number of each name; ``_UNSHARED`` for new ones if there are too many."""
+        known = self._numbers
+        if len(known) + len(names) <= self._most:
+            return known.ids(names)
+        return np.fromiter((known.get(name, _UNSHARED) for name in names), np.int32, len(names))
+
+    def of(self, predicate: Predicate, names: Sequence[str], numbers: IdColumn) -> NDArray[np.bool_]:
+        """[names] ``predicate(name)``, a pure function. Functions are identified by their code object, because a lambda is a new object
+        each time its line runs; the answers of one with a closure or defaults are not shared."""
+        function = getattr(predicate, "__wrapped__", predicate)  # of functools.lru_cache
+        is_function = isinstance(function, FunctionType)
+        if not is_function or function.__closure__ or function.__defaults__ or function.__kwdefaults__:
+            return np.fromiter(map(bool, map(predicate, names)), bool, len(names))
+        answers = self._answers.get(function.__code__)
+        if answers is None or answers.size < len(self._numbers):
+            longer = np.full(max(1024, 2 * len(self._numbers)), _UNKNOWN, np.int8)
+            if answers is not None:
+                longer[: answers.size] = answers
+            answers = self._answers[function.__code__] = longer
+        found = np.where(numbers == _UNSHARED, np.int8(_UNKNOWN), answers[numbers])
+        at = np.flatnonzero(found == _UNKNOWN)
+        if at.size:
+            asked = map(bool, map(predicate, map(names.__getitem__, at.tolist())))
+            found[at] = np.fromiter(asked, np.int8, at.size)
+            shared = at[numbers[at] != _UNSHARED]
+            answers[numbers[shared]] = found[shared]
+        holds: NDArray[np.bool_] = found == 1
+        return holds
 
 
-def memoized(predicate: Predicate) -> Predicate:
-    """``predicate``, a pure function of the name, with memoized results that later calls share.
-
-    Functions are identified by their code object, because a lambda is a new object each time its line runs. A function with a
-    closure or defaults is returned unchanged.
-    """
-    if not isinstance(predicate, FunctionType):
-        return predicate
-    if predicate.__closure__ or predicate.__defaults__ or predicate.__kwdefaults__:
-        return predicate
-    known = _MEMOIZED.get(predicate.__code__)
-    if known is None:
-        known = _MEMOIZED[predicate.__code__] = _MemoizedPredicate(predicate)
-    return known.__getitem__
+_ANSWERS = SharedAnswers()
 
 
 class InternPool:
@@ -242,7 +269,12 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
         return _is_among(self.name, self._matching_names(predicate))
 
     def _matching_names(self, predicate: Callable[[str], bool]) -> NDArray[np.bool_]:
-        return np.fromiter(map(memoized(predicate), self.names), bool, len(self.names))
+        return _ANSWERS.of(predicate, self.names, self._shared_numbers)
+
+    @cached_property
+    def _shared_numbers(self) -> IdColumn:
+        """[names] see :class:`SharedAnswers`."""
+        return _ANSWERS.numbers(self.names)
 
 
 _ID_TYPES = (np.int8, np.int16, np.int32)
@@ -282,18 +314,6 @@ def sorted_order(start: IntColumn, duration: IntColumn) -> NDArray[np.int64]:
         rows = order[at]
         order[at] = rows[np.lexsort((rows, -duration[rows], start[rows]))]
     return order
-
-
-class Interner(defaultdict[Any, int]):
-    """Assigns each new key the next number. Lookups run in C."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.default_factory = self.__len__
-
-    def ids(self, keys: list[Any]) -> IdColumn:
-        """[keys] number of each key. Raises TypeError if a key is a list or a dict."""
-        return np.fromiter(map(self.__getitem__, keys), np.int32, len(keys))
 
 
 class ColumnParts:

@@ -58,7 +58,9 @@ def test_the_reports_templates_are_compiled_once(folder, request):
     page_environment.cache_clear()
 
 
-@pytest.mark.parametrize("damage", [lambda sound: b"", lambda sound: sound[:-1], lambda sound: sound[:30] + b"x"])
+@pytest.mark.parametrize(
+    "damage", [lambda sound: b"", lambda sound: sound[:-1], lambda sound: sound[:30] + b"x"]
+)
 def test_a_damaged_entry_is_made_again(folder, damage):
     render_again()
     (entry,) = folder.iterdir()

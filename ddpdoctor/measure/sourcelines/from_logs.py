@@ -77,13 +77,21 @@ class LogSourceLines(SourceLines):
     def _forward_lines(self) -> tuple[frozenset[CodeLine], frozenset[CodeLine]]:
         """(lines that call a forward pass, all lines that call one or run in one)."""
         calling, inside, every = Counter[CodeLine](), Counter[CodeLine](), Counter[CodeLine]()
-        for position, rank in enumerate(self.samples.ranks):
-            weights = self.samples.weights(position).without_bursts
-            in_forward = self.samples.weights(position, rank.while_doing([Component.FORWARD])).without_bursts
-            for stack, weight, part in zip(self.samples.stacks, weights, in_forward, strict=True):
-                every.update(dict.fromkeys(stack.lines, weight))
-                inside.update(dict.fromkeys(stack.lines, part))
-                calling.update(dict.fromkeys(stack.lines[0 if stack.in_torch else 1 :], part))
+        samples, none = self.samples, np.zeros(len(self.samples.stacks))
+        weights = sum(
+            (samples.weights(position).without_bursts for position in range(len(samples.ranks))), none
+        )
+        in_forward = sum(
+            (
+                samples.weights(position, rank.while_doing([Component.FORWARD])).without_bursts
+                for position, rank in enumerate(samples.ranks)
+            ),
+            none,
+        )
+        for stack, weight, part in zip(samples.stacks, weights.tolist(), in_forward.tolist(), strict=True):
+            every.update(dict.fromkeys(stack.lines, weight))
+            inside.update(dict.fromkeys(stack.lines, part))
+            calling.update(dict.fromkeys(stack.lines[0 if stack.in_torch else 1 :], part))
         return (
             frozenset(
                 line for line, part in calling.items() if part >= max(_CALLS_FORWARD * every[line], 1.0)
