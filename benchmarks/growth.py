@@ -4,7 +4,7 @@
 
 One axis grows at a time, the others stay small: windows of 5 to 2,000 steps, 4 to 400 collectives and 30 to 900 kernels a step,
 2 to 512 ranks, 5,000 to 150,000 distinct names of events; steps also with Python stacks, in the time format of before 2024, as exports of
-Nsight Systems, and as step logs, with stack samples too; of a run directory of 1,000 to 30,000 ranks, listing and opening.
+Nsight Systems, and as step logs, with stack samples too; of a run directory of 1,000 and 10,000 ranks, listing and opening.
 All jobs are generated. Each figure is the median CPU time of some processes, and all sizes of an axis take turns. The slope
 of a stage is that of the logarithms of its seconds and of the events between the two largest sizes, told as the median over
 the turns (least to most): 1 where twice the events take twice the time. Above 1.1 in every turn, in a stage that takes long
@@ -62,7 +62,7 @@ AXES = {
     "ranks of logs": Axis((2, 8, 64, 512), lambda place, n: matrix.logs(place, n, 50)),
     "ranks of logs, sampled": Axis((8, 64, 512), lambda place, n: matrix.sampled(place, n, 50)),
     "distinct names": Axis((5_000, 50_000, 150_000), matrix.names),
-    "rank folders": Axis((1_000, 10_000, 30_000), matrix.folders, only="opening"),
+    "rank folders": Axis((1_000, 10_000), matrix.folders, only="opening"),
 }
 
 
