@@ -439,7 +439,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,
-        bytecode_cache=TemplateCache("diagnose/rule_texts.py"),
+        bytecode_cache=TemplateCache(),
     )
     environment.globals["workers"] = workers
 

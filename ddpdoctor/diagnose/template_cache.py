@@ -20,8 +20,8 @@ _MAX_ENTRIES = 2048
 
 
 class TemplateCache(jinja2.BytecodeCache):
-    """The cache of an environment that is made by ``code_files``, paths in the package. Its compiler evaluates filters of constants, so
-    entries depend on the content of these files."""
+    """The cache of one environment. Its compiler evaluates filters of constants, so entries depend on the code that :mod:`.rule_cache`
+    names and on ``code_files``, paths in the package."""
 
     def __init__(self, *code_files: str) -> None:
         package = Path(ddpdoctor.__file__).parent
@@ -45,12 +45,8 @@ class TemplateCache(jinja2.BytecodeCache):
 
 
 def compiled(environment: jinja2.Environment, source: str) -> jinja2.Template:
-    """The template with this source, from the cache of the ``environment`` if it has one. Raises jinja2.TemplateError."""
-    cache = environment.bytecode_cache
-    if cache is None:
-        return environment.from_string(source)
-    bucket = cache.get_bucket(environment, "", None, source)
-    if bucket.code is None:
-        bucket.code = environment.compile(source)
-        cache.set_bucket(bucket)
-    return environment.template_class.from_code(environment, bucket.code, environment.make_globals(None))
+    """The template with this source, from the cache of ``environment``. Raises jinja2.TemplateError."""
+    # Its name is not the source, because Jinja writes the name into the code without escaping it. The environment has no loader, so the
+    # template can include no other one.
+    loader = jinja2.FunctionLoader(lambda _: source)
+    return loader.load(environment, "rule text", environment.make_globals(None))

@@ -54,7 +54,6 @@ _OPERATIONS = (
 """The first match is used: "reduce_scatter" also contains "reduce" and "scatter"."""
 
 
-@lru_cache(KNOWN_NAMES)
 def is_communication_kernel(name: str) -> bool:
     """Whether a *device* event of this name is communication between ranks.
 
@@ -132,7 +131,6 @@ def device_work(trace: RankTrace) -> NDArray[np.bool_]:
     return trace.category_mask(*DEVICE_WORK)
 
 
-@lru_cache(KNOWN_NAMES)
 def memcpy_kind(name: str) -> str | None:
     """Direction of a copy on the device: HtoD, DtoH, DtoD, PtoP or HtoH; None for other events."""
     match = _COPY.search(name)
@@ -141,7 +139,6 @@ def memcpy_kind(name: str) -> str | None:
     return "to".join(_SIDES.get(side[0], side[0]) for side in (match["from"], match["to"]))
 
 
-@lru_cache(KNOWN_NAMES)
 def is_optimizer_kernel(name: str) -> bool:
     """Whether this is a multi-tensor kernel. Optimizers, gradient clipping and ``zero_grad`` launch them."""
     return _OPTIMIZER.search(name) is not None
@@ -202,7 +199,6 @@ def optimizer_steps(trace: RankTrace) -> NDArray[np.bool_]:
     return trace.name_mask(is_optimizer_step) & trace.category_mask("user_annotation", "cpu_op")
 
 
-@lru_cache(KNOWN_NAMES)
 def is_sync_call(name: str) -> bool:
     """Whether a runtime call of this name makes the host wait for the device (CUDA, HIP, MUSA, CANN, Level Zero, MTIA)."""
     return _SYNC.match(name) is not None

@@ -66,16 +66,15 @@ class SharedAnswers:
     def of(self, predicate: Predicate, names: Sequence[str], numbers: IdColumn) -> NDArray[np.bool_]:
         """[names] ``predicate(name)``, a pure function. Functions are identified by their code object, because a lambda is a new object
         each time its line runs; the answers of one with a closure or defaults are not shared."""
-        function = getattr(predicate, "__wrapped__", predicate)  # of functools.lru_cache
-        is_function = isinstance(function, FunctionType)
-        if not is_function or function.__closure__ or function.__defaults__ or function.__kwdefaults__:
+        is_function = isinstance(predicate, FunctionType)
+        if not is_function or predicate.__closure__ or predicate.__defaults__ or predicate.__kwdefaults__:
             return np.fromiter(map(bool, map(predicate, names)), bool, len(names))
-        answers = self._answers.get(function.__code__)
+        answers = self._answers.get(predicate.__code__)
         if answers is None or answers.size < len(self._numbers):
             longer = np.full(max(1024, 2 * len(self._numbers)), _UNKNOWN, np.int8)
             if answers is not None:
                 longer[: answers.size] = answers
-            answers = self._answers[function.__code__] = longer
+            answers = self._answers[predicate.__code__] = longer
         found = np.where(numbers == _UNSHARED, np.int8(_UNKNOWN), answers[numbers])
         at = np.flatnonzero(found == _UNKNOWN)
         if at.size:

@@ -8,7 +8,7 @@ import jinja2
 import pytest
 
 from ddpdoctor.diagnose.rule_texts import _compile, _environment, render
-from ddpdoctor.diagnose.template_cache import TemplateCache, compiled
+from ddpdoctor.diagnose.template_cache import TemplateCache
 from ddpdoctor.report.html import page_environment
 
 TEXT = "rank {{ rank }} takes {{ cost | ms }}"
@@ -76,24 +76,35 @@ def test_what_others_can_write_is_not_run(folder):
     (entry,) = folder.iterdir()
     entry.chmod(0o666)
     before = entry.stat().st_mtime_ns
-    assert TemplateCache("diagnose/rule_texts.py")._entry(bucket_of(TEXT)).read() is None
+    assert _environment().bytecode_cache._entry(bucket_of(TEXT)).read() is None
     folder.chmod(0o777)
     assert render_again() == "rank 1 takes 12 ms"
     assert entry.stat().st_mtime_ns == before  # neither read nor written
 
 
 def bucket_of(source: str) -> jinja2.bccache.Bucket:
-    return TemplateCache().get_bucket(_environment(), "", None, source)
+    return _environment().bytecode_cache.get_bucket(_environment(), "rule text", None, source)
 
 
 def test_the_entry_depends_on_the_code_behind_it(folder):
     for files in ((), ("diagnose/rule_texts.py",), ("report/html.py",)):
-        environment = jinja2.Environment(bytecode_cache=TemplateCache(*files))
-        assert compiled(environment, "{{ 1 + 1 }}").render() == "2"
+        environment = jinja2.Environment(
+            loader=jinja2.FunctionLoader(str), bytecode_cache=TemplateCache(*files)
+        )
+        assert environment.get_template("{{ 1 + 1 }}").render() == "2"
     assert len(list(folder.iterdir())) == 3
 
 
 def test_without_a_folder_to_write_to_templates_are_compiled(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     assert render_again() == "rank 1 takes 12 ms"
-    assert compiled(jinja2.Environment(), "{{ 2 }}").render() == "2"
+
+
+def test_a_rules_text_includes_no_other_template():
+    with pytest.raises(TypeError, match="no loader"):
+        render_again("{% include 'rank' %}")
+
+
+def test_a_rules_text_is_not_part_of_the_code():
+    """Jinja writes a template's name into a message in its code."""
+    assert render_again("{{ 'late' if rank }}\" + 'and {{ rank }}") == "late\" + 'and 1"

@@ -60,11 +60,19 @@ class LogSourceLines(SourceLines):
             for parts in self._python_parts
         ]
 
+    def _weights(self, during: Sequence[Component] = ()) -> Array:
+        """[K] weights of all ranks' samples, without bursts, by stack; only of those ``during`` these components, if any are given."""
+        samples = self.samples
+        each = (
+            samples.weights(position, rank.while_doing(during) if during else slice(None)).without_bursts
+            for position, rank in enumerate(samples.ranks)
+        )
+        return sum(each, np.zeros(len(samples.stacks)))
+
     @cached_property
     def _usual(self) -> Callable[[CodeLine], tuple[Stack, int]]:
         """The main callers of a line, from the samples of all ranks."""
-        each = [self.samples.weights(position).without_bursts for position in range(len(self.logs))]
-        stacks = self.samples.by_stack(np.sum(each, axis=0))
+        stacks = self.samples.by_stack(self._weights())
         return cache(lambda line: usual_callers(line, stacks))
 
     @cached_property
@@ -77,18 +85,11 @@ class LogSourceLines(SourceLines):
     def _forward_lines(self) -> tuple[frozenset[CodeLine], frozenset[CodeLine]]:
         """(lines that call a forward pass, all lines that call one or run in one)."""
         calling, inside, every = Counter[CodeLine](), Counter[CodeLine](), Counter[CodeLine]()
-        samples, none = self.samples, np.zeros(len(self.samples.stacks))
-        weights = sum(
-            (samples.weights(position).without_bursts for position in range(len(samples.ranks))), none
-        )
-        in_forward = sum(
-            (
-                samples.weights(position, rank.while_doing([Component.FORWARD])).without_bursts
-                for position, rank in enumerate(samples.ranks)
-            ),
-            none,
-        )
-        for stack, weight, part in zip(samples.stacks, weights.tolist(), in_forward.tolist(), strict=True):
+        weights = self._weights()
+        in_forward = self._weights([Component.FORWARD])
+        for stack, weight, part in zip(
+            self.samples.stacks, weights.tolist(), in_forward.tolist(), strict=True
+        ):
             every.update(dict.fromkeys(stack.lines, weight))
             inside.update(dict.fromkeys(stack.lines, part))
             calling.update(dict.fromkeys(stack.lines[0 if stack.in_torch else 1 :], part))
