@@ -31,7 +31,13 @@ class Scenario:
     timeout_s: float = 60.0
     rules: frozenset[str] = field(default_factory=frozenset)
     """One of these is among the findings; empty if nothing is expected."""
+    compares_ranks: bool = False
+    """Whether ``rules`` are found only if each rank has its own GPU; otherwise that ranks share one is."""
     environment: tuple[tuple[str, str], ...] = ()
+    beside: tuple[tuple[str, ...], ...] = ()
+    """Commands of ddpdoctor, of which the run directory is the last argument, that run one after another while the job trains."""
+    settings: tuple[str, ...] = ()
+    """The job runs under ``ddpdoctor try`` with these settings."""
 
 
 def planted(name: str, *rules: str, **more: Any) -> Scenario:
@@ -53,9 +59,11 @@ SCENARIOS = (
     Scenario("bare", bare=True),
     Scenario("healthy"),
     planted(
-        "late-device", "rank-imbalance/slow-compute", "allreduce/late-rank", "rank-imbalance/uneven-work"
+        "late-device",
+        *("rank-imbalance/slow-compute", "allreduce/late-rank", "rank-imbalance/uneven-work"),
+        compares_ranks=True,
     ),
-    planted("late-host", "rank-imbalance/host-work", "allreduce/late-rank"),
+    planted("late-host", "rank-imbalance/host-work", "allreduce/late-rank", compares_ranks=True),
     planted("slow-data", "dataloader/starved"),
     planted("item", "host/python-work", ranks=1),
     planted("python", "host/python-work", ranks=1),
@@ -78,6 +86,21 @@ SCENARIOS = (
     planted("fsdp", arguments=SHORT),
     planted("leak", "memory/device-growing", ranks=1, arguments=("--steps", "1500")),
     planted("profiled", arguments=("--profile", "traces", *SHORT)),
+    planted(
+        "beside",
+        fault="",
+        arguments=("--steps", "1200"),
+        ranks=1,
+        beside=(("watch", "--once"), ("stacks",), ("capture", "--steps", "4"), ("capture", "--steps", "4")),
+    ),
+    planted("try", fault="slow-data", ranks=1, settings=("loader.num_workers=4",), timeout_s=100),
+    planted(
+        "killed",
+        "hang/not-reached",
+        fault="sleeps",
+        options=("--hang-after", "10", "--on-hang", "kill"),
+        timeout_s=90,
+    ),
     planted("out-of-memory"),
     planted("device-error", "hang/device-error", "hang/rank-raised"),
     planted(
@@ -104,18 +127,12 @@ def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
     job = [sys.executable, *(torchrun if scenario.ranks > 1 else ()), str(JOB)]
     job += ["--truth", str(folder / "truth"), *scenario.arguments]
     command = job
-    if not scenario.bare:
-        ours = [
-            sys.executable,
-            "-m",
-            "ddpdoctor",
-            "run",
-            "--out",
-            str(folder / "run"),
-            *scenario.options,
-            "--",
-        ]
-        command = [*ours, *job]
+    ddpdoctor = (sys.executable, "-m", "ddpdoctor")
+    if scenario.settings:
+        settings = [word for setting in scenario.settings for word in ("--set", setting)]
+        command = [*ddpdoctor, "try", *settings, "--json", str(folder / "try.json"), "--", *job]
+    elif not scenario.bare:
+        command = [*ddpdoctor, "run", "--out", str(folder / "run"), *scenario.options, "--", *job]
     environment = {**os.environ, "OMP_NUM_THREADS": "4"}
     environment["PYTHONPATH"] = f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}"
     if scenario.ranks == 1:
@@ -127,6 +144,8 @@ def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
+        for words in scenario.beside:
+            run_beside(process, [*ddpdoctor, *words, str(folder / "run")], environment, folder)
         try:
             code = process.wait(scenario.timeout_s)
         except subprocess.TimeoutExpired:
@@ -151,3 +170,18 @@ def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
         ]
     (folder / "found.json").write_text(json.dumps(found))
     return found
+
+
+def run_beside(
+    job: subprocess.Popen[bytes], command: list[str], environment: dict[str, str], folder: Path
+) -> None:
+    """Run the command as soon as the job trains, and add what it prints to ``beside.txt``."""
+    logs = folder / "run" / "ranks"
+    while job.poll() is None and not any(path.stat().st_size for path in logs.glob("*/steps.jsonl")):
+        time.sleep(0.2)
+    with open(folder / "beside.txt", "a") as output:
+        print("$", *command[1:], file=output, flush=True)
+        done = subprocess.run(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=60, check=False
+        )
+        print("exit code", done.returncode, file=output)
