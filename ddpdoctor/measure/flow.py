@@ -51,6 +51,7 @@ from ddpdoctor.measure.metrics import (
     step_facts,
     throttled_beyond_others,
     timeline,
+    with_data_wait_of,
 )
 from ddpdoctor.measure.runfacts import HangFacts
 from ddpdoctor.measure.sourcelines import (
@@ -202,6 +203,8 @@ def _context(
         logs=logs,
         patterns=patterns,
         rare_sources=_rare_sources(graphs, log_lines),
+        device_run=_device_run(graphs),
+        workers_busy=max((work.busy_share for work in workers_work.values() if work.has_cores), default=0.0),
         throttled_ranks=throttled_beyond_others(logs, telemetry),
         reducer=ReducerCosts(
             synced_ns=tuple(work.whole_ns if work else 0.0 for work in reducers),
@@ -241,9 +244,16 @@ def _rare_sources(graphs: Graphs, log_lines: LogSourceLines) -> list[RareSource]
     sources = []
     if (beside := graphs.log_beside_window) is not None:
         sources.append(RareSource(beside, log_lines, RARE_ON_HOST))
-    if graphs.device is not None:
-        sources.append(RareSource(graphs.device, LogSourceLines(graphs.device_logs), RARE_ON_DEVICE))
+    if (device := _device_run(graphs)) is not None:
+        sources.append(device)
     return sources
+
+
+def _device_run(graphs: Graphs) -> RareSource | None:
+    """The whole run in device time."""
+    if graphs.device is None:
+        return None
+    return RareSource(graphs.device, LogSourceLines(graphs.device_logs), RARE_ON_DEVICE)
 
 
 def _facts(
@@ -282,8 +292,16 @@ def _facts(
         host=host_facts(telemetry, logs, graphs.log or graph, context.cores),
         memory=memory.facts,
         hang=hang,
-        breakdown=critical_breakdown(graph, context.profiler_ns),
+        breakdown=_breakdown(context),
     )
+
+
+def _breakdown(context: Context) -> dict[str, float]:
+    breakdown = critical_breakdown(context.graph, context.profiler_ns)
+    run = context.device_run
+    if run is None or run.graph.cycles <= context.graph.cycles:
+        return breakdown
+    return with_data_wait_of(breakdown, run.graph)
 
 
 def _summaries(graphs: Graphs, memory: Memory) -> list[RankSummary]:

@@ -14,7 +14,7 @@ from .buckets import transfer_costs
 from .late import late_work
 from .price import Context, Costs, add_cost
 from .rare import epoch_starts, evaluations_on_some_ranks, rare_pauses
-from .shared import redundant_reductions, shared_synchronisations, shared_work, starved_of_cpu
+from .shared import redundant_reductions, shared_synchronisations, shared_work, starved_of_cpu, waits_for_data
 
 Pricer = Callable[[Context], Costs]
 
@@ -44,6 +44,32 @@ _COMPUTING = tuple(
 """``late.compute`` and its more specific names; a pricer uses one of them."""
 
 
+_NOT_LIMITED = (
+    "late.cpu_starved",
+    "late.data",
+    "late.total",
+    "shared.cpu_starved",
+    "shared.data",
+    "shared.data_epoch_start",
+)
+"""Paths of costs without which the workers of a loader would prepare more batches."""
+
+
+def _limited_by_workers(costs: Costs, context: Context) -> Costs:
+    """The costs, with those of other causes limited to the time in which the workers of a loader do nothing: no step can be shorter than
+    its batches take to prepare. If the workers are always busy, a step that becomes shorter otherwise waits longer for its batch."""
+    step_ms = context.mean_step_ms
+    if not step_ms:
+        return costs
+    most_ms = (1.0 - context.workers_busy) * step_ms
+    return {
+        path: cost
+        if path in _NOT_LIMITED or cost.ms_per_step <= most_ms
+        else scaled(cost, most_ms / cost.ms_per_step, step_ms)
+        for path, cost in costs.items()
+    }
+
+
 def _without_profiler(costs: Costs, context: Context) -> Costs:
     """The costs of a window, scaled to a step without profiler: devices wait less for hosts, and all else takes as long."""
     idle_ns, step_ms = host_idle_ns(context.graph), context.mean_step_ms
@@ -65,7 +91,10 @@ def price_all(context: Context, progress: Callable[[int, int], None] | None = No
             progress(done, len(pricers))
         costs = pricer(context)
         priced.append(_without_profiler(costs, context) if pricer in PRICERS else costs)
-    return merge(priced, context.mean_step_ms)
+    # Of a cause that the whole run shows, a window of a few steps may show more or less than usual.
+    known = waits_for_data(context)
+    priced = [{path: cost for path, cost in costs.items() if path not in known} for costs in priced]
+    return _limited_by_workers(merge([*priced, known], context.mean_step_ms), context)
 
 
 def merge(priced: Iterable[Costs], mean_ms: float | None) -> Costs:

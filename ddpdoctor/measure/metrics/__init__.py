@@ -39,4 +39,5 @@ from .steps import (
     rank_breakdown,
     step_facts,
     window_cost,
+    with_data_wait_of,
 )

@@ -105,6 +105,16 @@ def critical_breakdown(graph: Graph, profiler_ns: float = 0.0) -> dict[str, floa
     return {part: float(total[column]) / whole for part, column in _COLUMN.items()} if whole > 0 else {}
 
 
+def with_data_wait_of(breakdown: dict[str, float], run: Graph) -> dict[str, float]:
+    """Return the ``breakdown`` of a window with the share of waiting for data of the whole ``run``, which a few steps may not show. The
+    other parts keep their ratios."""
+    waiting, before = critical_breakdown(run).get(Part.DATA_WAIT), breakdown.get(Part.DATA_WAIT)
+    if waiting is None or before is None or before >= 1.0:
+        return breakdown
+    rest = (1.0 - waiting) / (1.0 - before)
+    return {part: waiting if part == Part.DATA_WAIT else rest * share for part, share in breakdown.items()}
+
+
 def critical_work(graph: Graph) -> dict[Component, float]:
     """Return the share of each component of work in the critical path; {} without cycles. The rest of the path is in synchronisations."""
     both = [_critical_path(group) for group in graph.groups]
@@ -205,7 +215,7 @@ def step_facts(
     samples = _rank_means(graph, [steps.samples for steps in graph.steps])
     whole = world_size is None or len(graph.ranks) >= world_size
     per_step = float(samples.sum()) if samples is not None and whole else None
-    # Backward passes per step, median over the steps and ranks.
+    # Median over the steps and ranks.
     passes = [
         float(np.nanmedian(of.micro_batches)) for of in graph.steps if not np.isnan(of.micro_batches).all()
     ]

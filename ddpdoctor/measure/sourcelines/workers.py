@@ -34,6 +34,8 @@ class _Tuning(msgspec.Struct, frozen=True):
     """A worker is slow if its batches take at least this multiple of the others' time."""
     sigmas: float = 5.0
     """They must also be longer by this many standard errors of the difference; it is high because many workers are compared."""
+    starved: float = 0.1
+    """Share of the preparation from which on a worker's waiting for a core counts."""
     fewest_batches: int = 5
     """Fewest batches of a compared worker, and of the others together."""
 
@@ -66,6 +68,11 @@ class WorkersWork(msgspec.Struct, frozen=True):
     slow: SlowWorker | None
     where: list[Where]
     """Lines with most of this time: of the slow worker, in excess of the others, or else of all workers."""
+
+    @property
+    def has_cores(self) -> bool:
+        """Whether the workers hardly wait for a core, as far as is known."""
+        return self.starved_share is None or self.starved_share < _TUNING.starved
 
     @property
     def asleep_share(self) -> float | None:

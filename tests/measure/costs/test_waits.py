@@ -1,0 +1,50 @@
+"""Waiting for data: in the whole run rather than in a window of few steps, and as a limit of what other changes can save."""
+
+import numpy as np
+import pytest
+
+from ddpdoctor.measure.attribution import attribute
+from ddpdoctor.measure.costs import Context, RareSource, costs_under, price_all
+from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE
+from tests.measure.made import NoLines, simple
+
+USUAL_MS = {"transfer_ms": 0.0, "forward": 20.0, "backward": 10.0}
+
+
+def priced(window, run=None, **more):
+    whole = None if run is None else RareSource(run, NoLines(), RARE_ON_DEVICE)
+    step_ms = (run or window).mean_cycle_ns / 1e6
+    context = Context(
+        window, attribute(window), NoLines(), mean_step_ms=step_ms, host_timed=False, device_run=whole, **more
+    )
+    return costs_under("shared", price_all(context))
+
+
+@pytest.mark.parametrize("late_in_window", [0, 1, 3, 5])
+def test_a_batch_that_is_late_every_other_step_is_priced_from_the_whole_run(late_in_window):
+    """Two workers that take 130 ms for a batch, beside a step of 30 ms: every other step waits for 100 ms."""
+    window = simple(
+        1, cycles=5, data=np.where(np.arange(5) < late_in_window, 100.0, 0.0)[:, None, None], **USUAL_MS
+    )
+    run = simple(1, cycles=200, data=np.where(np.arange(200) % 2, 100.0, 0.0)[:, None, None], **USUAL_MS)
+    cost = priced(window, run)["data"]
+    assert cost.ms_per_step == pytest.approx(50.0)
+    assert (cost.low_ms_per_step, cost.high_ms_per_step) == (
+        pytest.approx(50.0, rel=0.3),
+        pytest.approx(50.0, rel=0.3),
+    )
+    assert (cost.persistence, cost.steps_seen) == ("periodic", 200)
+
+
+def test_a_run_without_device_time_is_priced_from_its_window():
+    assert priced(simple(1, data=15.0, **USUAL_MS))["data"].ms_per_step == pytest.approx(15.0)
+
+
+def test_other_changes_save_no_more_than_the_workers_leave():
+    """The workers prepare batches for 95 % of the time, so no step can be more than 5 % shorter unless they are faster."""
+    job = simple(1, data=50.0, launch=20.0, **USUAL_MS)
+    assert priced(job)["launch"].ms_per_step == pytest.approx(20.0)
+    costs = priced(job, workers_busy=0.95)
+    assert costs["launch"].ms_per_step == pytest.approx(5.0)
+    assert costs["launch"].speedup == pytest.approx(100 / 95)
+    assert costs["data"].ms_per_step == pytest.approx(50.0)
