@@ -50,7 +50,9 @@ def backward_of(window: Window) -> tuple[float, float] | None:
         return None
     if window.on_device:
         # The device may run behind the host by more than a step: its kernels belong to the step that launched them.
-        rows = np.flatnonzero(launched_inside(trace, engine) & ~classify.communication_kernels(trace))
+        rows = np.flatnonzero(
+            launched_inside(trace, event_union(trace, engine)) & ~classify.communication_kernels(trace)
+        )
         calls = launches(trace, rows)
         rows, calls = rows[calls >= 0], calls[calls >= 0]
     else:

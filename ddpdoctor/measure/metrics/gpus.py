@@ -15,7 +15,7 @@ from ddpdoctor.measure.facts import GpuFacts
 from ddpdoctor.measure.numerics import Intervals, Ints, Mask, covered, total, union_of
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.telemetry import HostTelemetry
-from ddpdoctor.measure.window import Window, event_union, in_steps, launched_inside
+from ddpdoctor.measure.window import Window, event_union, in_steps, launched_inside, optimizer_updates
 from ddpdoctor.trace import classify
 
 from .communication import communicating
@@ -249,11 +249,12 @@ _LAYOUT = ("nchwToNhwc", "nhwcToNchw")
 """Parts of the names of cuDNN's kernels that convert the memory layout of images."""
 _OTHER_CUDNN = ("cudnn::bn_", "cudnn::ops::", *_LAYOUT)
 """Parts of the names of cuDNN's kernels that multiply no matrices: batch normalization, scaling, layouts."""
-_TENSOR = (
-    "tensorop", "mma", "884", "1688", "16816", "s161616", "nvjet", "fmha", "flash", "_f16", "tf32", "bf16", "i8816"
-)  # fmt: skip
+_TENSOR = re.compile(
+    r"tensorop|(?<!x)mma|884|1688|16816|s161616|nvjet|fmha|flash|_f16|tf32|bf16|i8816|_i8|e4m3|e5m2",
+    re.IGNORECASE,
+)
 """Parts of the names of matrix multiplications on tensor cores: instructions (mma, wgmma), their shapes (16816 is m16n8k16), and types
-that only tensor cores multiply."""
+that only tensor cores multiply. xmma, a library of cuBLAS and cuDNN, multiplies on either kind of cores."""
 _TENSILE = re.compile(r"Cijk_[A-Za-z]+_[A-Za-z]+_(?:[HBI]|F8|B8).*_MI[0-9]+x[0-9]+")
 """Names of rocBLAS's and hipBLASLt's kernels (Tensile) on matrix cores (``MI``: the shape of the instruction) of types narrower than 32
 bits: half (H), bfloat16 (B), 8-bit floats and integers."""
@@ -270,21 +271,21 @@ def _window_facts(window: Window, profiled_ratio: float) -> dict[str, float | No
         lambda name: _contains_any(name, _MATMUL) and not _contains_any(name, _OTHER_CUDNN)
     )
     tensor = matmul & trace.name_mask(
-        lambda name: _contains_any(name.lower(), _TENSOR) or _TENSILE.match(name) is not None
+        lambda name: _TENSOR.search(name) is not None or _TENSILE.match(name) is not None
     )
     layout = compute & trace.name_mask(lambda name: _contains_any(name, _LAYOUT))
     count, compute_ns, matmul_ns, tensor_ns, layout_ns = (
         int(compute.sum()),
         *(float(trace.duration_ns[rows].sum()) for rows in (compute, matmul, tensor, layout)),
     )
-    stepping = classify.optimizer_steps(trace)
+    stepping = optimizer_updates(trace)
     of_optimizer = float((compute & launched_inside(trace, stepping)).sum()) / max(count, 1)
     busy = union_of(window.compute, communicating(window))
     return {
         "busy_share": min(1.0, profiled_ratio * total(window.compute) / span_ns),
         "idle_share": 1.0 - min(1.0, profiled_ratio * min(1.0, float(covered(busy, *window.span)) / span_ns)),
         "kernels_per_step": count / steps,
-        "optimizer_kernels_share": of_optimizer if stepping.any() else None,
+        "optimizer_kernels_share": of_optimizer if len(stepping[0]) else None,
         "median_kernel_us": float(np.median(trace.duration_ns[compute])) / 1e3 if count else None,
         "tensor_core_share": tensor_ns / matmul_ns if matmul_ns else None,
         "matmul_share": matmul_ns / compute_ns if compute_ns else None,

@@ -8,7 +8,7 @@ annotations, on the trace's own clock.
 from .collectives import ENGINE, ROUNDING_NS, Collectives
 from .idle import QUEUED_LAUNCHES, WAITED_FOR
 from .launches import CUDA_CALLS, DEVICE, RUNTIME_CALLS, event_union, launch_pairs, launched_inside, launches
-from .reading import garbage_collections, main_lane, read_window
+from .reading import garbage_collections, main_lane, optimizer_updates, read_window
 from .window import (
     QUEUED_NS,
     UNKNOWN_STEP,

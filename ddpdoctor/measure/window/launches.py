@@ -48,13 +48,13 @@ def launch_pairs(trace: RankTrace, device: Mask) -> tuple[Ints, Ints]:
     return launched[launched >= 0], rows[launched >= 0]
 
 
-def launched_inside(trace: RankTrace, marks: Mask) -> Mask:
-    """Return [events] whether each is a device event with a known launch during one of the marked host events."""
+def launched_inside(trace: RankTrace, times: Intervals) -> Mask:
+    """Return [events] whether each is a device event with a known launch at one of these times of the host."""
     inside = np.zeros(trace.size, bool)
-    if marks.any():
+    if len(times[0]):
         rows = np.flatnonzero(trace.category_mask(*DEVICE))
         calls = launches(trace, rows)
-        inside[rows] = (calls >= 0) & holds(event_union(trace, marks), trace.start_ns[calls])
+        inside[rows] = (calls >= 0) & holds(times, trace.start_ns[calls])
     return inside
 
 

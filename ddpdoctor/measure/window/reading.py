@@ -236,7 +236,7 @@ def device_work(
     tail = EMPTY if last_step_end is None else union([span[1]], [last_step_end])
     busy = subtract(shown, saved)
     waits, idle_after = host_syncs_and_idle(trace, collectives, computes, busy, union_of(late, tail))
-    optimizer = event_union(trace, computes & launched_inside(trace, classify.optimizer_steps(trace)))
+    optimizer = event_union(trace, computes & launched_inside(trace, optimizer_updates(trace)))
     host_gaps = gaps_on_host(trace, main)
     # When the device ran what the training thread launched in each kind of gap; by component without overlap, as streams are concurrent.
     rows = np.flatnonzero(computes) if host_gaps.kinds else np.empty(0, np.int64)
@@ -277,7 +277,7 @@ def host_work(trace: RankTrace, main: int) -> dict[str, Any]:
     backward pass; other operators are loss or outside if they run between the phases, else forward pass."""
     on_main = trace.lane == main
     data = _annotated(trace, classify.is_dataloader, main)
-    optimizer = subtract(_annotated(trace, classify.is_optimizer_step, main), data)
+    optimizer = subtract(optimizer_updates(trace, main), data)
     backward = subtract(_annotated(trace, lambda name: name.startswith(ENGINE), main), optimizer)
     operators = on_main & trace.category_mask("cpu_op") & ~trace.name_mask(lambda n: n.startswith("c10d::"))
     rest = union_of(event_union(trace, operators), _annotated(trace, classify.is_ddp_forward, main))
@@ -293,6 +293,22 @@ def host_work(trace: RankTrace, main: int) -> dict[str, Any]:
     }
     phase_gaps = {gap: gaps.of_kinds([gap]) for gap in gaps.kinds}
     return {"sets": sets, "compute": union_of(optimizer, backward, computing), "phase_gaps": phase_gaps}
+
+
+def optimizer_updates(trace: RankTrace, lane: int | None = None) -> Intervals:
+    """Return the optimizer's steps, on one lane or on all, without a forward and backward pass in the optimizer's closure: each from the
+    last end of such a pass. Lightning always passes a closure."""
+    starts, ends = _annotated(trace, classify.is_optimizer_step, lane)
+    passes = trace.category_mask("cpu_op", "user_annotation") & trace.name_mask(
+        lambda name: name.startswith(ENGINE) or classify.is_ddp_forward(name)
+    )
+    rows = np.flatnonzero(passes)
+    if not len(starts) or not len(rows):
+        return starts, ends
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    first, stop = np.searchsorted(trace.start_ns[rows], starts), np.searchsorted(trace.start_ns[rows], ends)
+    last_end = np.maximum.accumulate(trace.end_ns[rows])[stop - 1]
+    return np.where(stop > first, np.clip(last_end, starts, ends), starts), ends
 
 
 def _annotated(trace: RankTrace, predicate: Callable[[str], bool], lane: int | None = None) -> Intervals:
@@ -327,7 +343,7 @@ def gaps_on_host(trace: RankTrace, main: int) -> Gaps:
             Component.DATA: _annotated(trace, classify.is_dataloader, main),
             Component.FORWARD: _annotated(trace, classify.is_ddp_forward, main),
             Component.BACKWARD: _annotated(trace, lambda name: name.startswith(ENGINE)),
-            Component.OPTIMIZER: _annotated(trace, classify.is_optimizer_step, main),
+            Component.OPTIMIZER: optimizer_updates(trace, main),
         }
     )
     within_phases = [place for place, gap in enumerate(found.kinds) if _is_within_phase(gap, found)]

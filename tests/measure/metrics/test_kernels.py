@@ -50,6 +50,69 @@ def test_batch_norm_and_layouts_of_cudnn_multiply_no_matrices(tmp_path):
     assert facts.tensor_core_share == 0.0
 
 
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        # As on an H200: of a product in 32 bits, and of one in bfloat16.
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize256x128x8_stage3_warpsize4x2x1_ffma_aligna4", 0.0),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>(Params)", 0.0),
+        ("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64", 1.0),
+        ("sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nchw", 1.0),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26", 1.0),
+        ("sm90_xmma_gemm_e4m3e4m3_bf16f32_f32_tn_n_tilesize128x128x128", 1.0),
+        ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", 1.0),
+    ],
+)
+def test_a_kernel_runs_on_tensor_cores_by_its_types(tmp_path, name, share):
+    """xmma is a library; its name contains mma, the name of the instruction."""
+    assert facts_of_kernels(tmp_path, {name: 10.0}).tensor_core_share == share
+
+
+def test_what_a_closure_of_the_optimizer_launches_is_not_of_the_optimizer(tmp_path):
+    """As in Lightning: the optimizer's step calls the forward and backward pass, of which each launches two kernels, and updates then."""
+    host = {"ph": "X", "pid": 9}
+    engine = "autograd::engine::evaluate_function: MmBackward0"
+    events = []
+    for step in range(3):
+        at, number = 1000.0 * step, 100 * step + 1
+        events += [
+            {
+                **host,
+                "tid": 9,
+                "cat": "user_annotation",
+                "name": f"ProfilerStep#{step}",
+                "ts": at,
+                "dur": 1000.0,
+            },
+            {
+                **host,
+                "tid": 9,
+                "cat": "user_annotation",
+                "name": "Optimizer.step#AdamW.step",
+                "ts": at + 100,
+                "dur": 700.0,
+            },
+            {
+                **host,
+                "tid": 9,
+                "cat": "user_annotation",
+                "name": "DistributedDataParallel.forward",
+                "ts": at + 110,
+                "dur": 200.0,
+            },
+            {**host, "tid": 8, "cat": "cpu_op", "name": engine, "ts": at + 400, "dur": 200.0},
+            *(launched("gemm", at + when, number + n) for n, when in enumerate((120, 220, 420, 520))),
+            launched("multi_tensor_apply_kernel", at + 700, number + 9),
+        ]
+    events = [part for event in events for part in (event if isinstance(event, list) else [event])]
+    text = {"distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
+    (tmp_path / "rank0.json").write_text(json.dumps(text))
+    windows = windows_of(tmp_path)
+    assert gpu_facts(windows, [], {}).optimizer_kernels_share == pytest.approx(1 / 5)
+    optimizer = windows[0].sets["optimizer"]
+    assert (optimizer[1] - optimizer[0]).sum() == 3 * 20_000
+
+
 def test_matrix_cores_of_amd_are_tensor_cores(tmp_path):
     """Tensile's names say the types (S: single precision, B: bfloat16, H: half) and the matrix instruction (MI). Times in µs."""
     kernels = {
