@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -238,6 +239,9 @@ def _apply_operator_shares(
         work[..., INDEX[Component.FORWARD]] += operators
 
 
+_PASS_OR_UPDATE = (EventKind.BACKWARD, EventKind.OPTIMIZER)
+
+
 def _rank_steps(log: RankLog, origin_ns: int) -> RankSteps:
     steps = log.steps
     # If the job computes on a device, another thread runs the backward pass, and the training thread's CPU time is incomplete.
@@ -248,15 +252,24 @@ def _rank_steps(log: RankLog, origin_ns: int) -> RankSteps:
         np.array([step.end_ns - origin_ns for step in steps], float),
         np.array([_samples(step) for step in steps], float),
         np.array([np.nan if step.run_delay_ns is None else step.run_delay_ns for step in steps], float),
-        np.array([_backward_passes(step) for step in steps], float),
+        np.array([_passes_per_update(step) for step in steps], float),
         elements=np.array([_input_elements(step) for step in steps], float),
         cpu=np.array(cpu, float),
     )
 
 
-def _backward_passes(step: Step) -> float:
-    """Backward passes of the step; NaN if only its times were recorded."""
-    return float(sum(e.kind == EventKind.BACKWARD for e in step.events)) if step.in_full else float("nan")
+def _passes_per_update(step: Step) -> float:
+    """Backward passes per update of parameters; NaN if only the times of the step were recorded. The two models of a GAN, for example, have
+    one pass and one update each. Optimizers that step after the same passes are one update."""
+    if not step.in_full:
+        return float("nan")
+    kinds = [
+        event.kind
+        for event in sorted(step.events, key=lambda event: event.end_ns)
+        if event.kind in _PASS_OR_UPDATE
+    ]
+    updates = sum(pair == _PASS_OR_UPDATE for pair in pairwise(kinds))
+    return kinds.count(EventKind.BACKWARD) / max(updates, 1)
 
 
 def _samples(step: Step) -> float:

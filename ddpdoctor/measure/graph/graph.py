@@ -324,7 +324,7 @@ class RankSteps(msgspec.Struct, frozen=True):
     run_delay: Array
     """[N] ns in which the training thread was runnable but had no CPU; NaN if unknown."""
     micro_batches: Array
-    """[N] backward passes."""
+    """[N] backward passes per update of parameters; in traces, forward passes."""
     cpu: Array
     """[N] CPU time of the training thread, ns; NaN if unknown, or if a device does the computation."""
     elements: Array

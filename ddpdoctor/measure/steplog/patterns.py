@@ -173,14 +173,18 @@ def usual_lengths(lengths: Array) -> Array:
     return usual
 
 
-def without_run_ahead(numbers: Ints, lengths_s: Array) -> Array:
+def without_run_ahead(numbers: Ints, lengths_s: Array, stalled: Mask | None = None) -> Array:
     """[N] lengths without the effect of a host that issues work ahead of its device. For such a host steps are short, except those in which
-    it waits for the device, for example to log a loss. If these are periodic, their excess is spread over the steps of the period."""
+    it waits for the device, for example to log a loss. If these are periodic, their excess is spread over the steps of the period.
+    ``stalled`` [N]: steps that are long for another reason."""
     if len(numbers) < _TUNING.fewest:
         return lengths_s
     usual = usual_lengths(lengths_s)
     extra = lengths_s - usual
-    period = _costliest_period(numbers, long_steps(lengths_s, usual), extra, usual)
+    is_long = long_steps(lengths_s, usual)
+    if stalled is not None:
+        is_long &= ~stalled
+    period = _costliest_period(numbers, is_long, extra, usual)
     if period is None or period.every is None:
         return lengths_s
     spread = lengths_s.copy()

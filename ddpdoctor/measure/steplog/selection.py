@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Array, Ints, Mask
-from ddpdoctor.rundir.stepevents import Mark
+from ddpdoctor.rundir.stepevents import EventKind, Mark
 
 from .log import RankLog
 from .patterns import step_patterns, without_run_ahead
@@ -96,8 +96,16 @@ def lengths_of_run(logs: Sequence[RankLog]) -> tuple[Ints, Array]:
         lengths_ns.append(end_ns - start_ns if known else longest_ns(recorded[number]))
     at, lengths_s = np.array(numbers, np.int64), np.array(lengths_ns, float) / 1e9
     if any(log.computes_on_device and not log.on_device_time for log in logs):
-        lengths_s = without_run_ahead(at, lengths_s)
+        lengths_s = without_run_ahead(at, lengths_s, np.isin(at, list(evaluated(logs) | _saved(logs))))
     return at, lengths_s
+
+
+def _saved(logs: Sequence[RankLog]) -> set[int]:
+    """Numbers of the steps in which any rank writes or reads a checkpoint."""
+    kinds = (EventKind.SAVE, EventKind.LOAD)
+    return {
+        step.number for log in logs for step in log.steps if any(event.kind in kinds for event in step.events)
+    }
 
 
 def comparable_steps(numbers: Ints, reasons: Mapping[int, str]) -> Mask:

@@ -241,6 +241,17 @@ def test_a_host_that_runs_ahead_of_its_device_has_no_period():
     assert pause.extra_s == pytest.approx(5.0, rel=0.4)
 
 
+def test_a_checkpoint_every_fifty_steps_is_no_host_that_runs_ahead():
+    """If its time were spread over the steps before it, the steps after the last one would seem shorter."""
+    numbers, noise = np.arange(240), np.random.default_rng(1).normal(0.0, 0.0002, 240)
+    saves = numbers % 50 == 49
+    lengths = np.where(saves, 0.9, 0.018) + np.abs(noise)
+    spread = without_run_ahead(numbers, lengths, saves)
+    assert (spread == lengths).all()
+    kinds = [pattern.kind for pattern in step_patterns(numbers, spread, np.ones(240, bool))]
+    assert kinds == [PatternKind.EVERY_NTH]
+
+
 def test_the_slower_side_of_a_change_reaches_over_all_slower_levels():
     """The machine becomes busier while the work is there, and the work ends with step 217."""
     numbers = np.arange(400)
