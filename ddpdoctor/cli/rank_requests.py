@@ -140,7 +140,8 @@ def capture(run: Path, steps: int, first: int | None) -> None:
     request = CaptureRequest(new_request(), _window_number(run, live, hosts_here, begin), begin, steps)
     _send_request(live, ranks, request)
     until = f" to {request.first + steps - 1}" if steps > 1 else ""
-    say(f"window {request.number}: steps {request.first}{until} on {len(ranks)} ranks of this host")
+    on_ranks = "1 rank" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    say(f"window {request.number}: steps {request.first}{until} on {on_ranks} of this host")
     try:
         _wait_until_saved(run, live, ranks, request)
     except KeyboardInterrupt:
@@ -290,7 +291,8 @@ def _wait_until_saved(run: Path, live: LiveRun, ranks: Sequence[Present], reques
     saved = sum(state.get("state") == _SAVED_STATE for state in states.values())
     if not saved:
         raise UnusableInput("no rank saved a trace.")
-    say(f"{saved} traces saved; `ddpdoctor analyze {run} --window {request.number}` diagnoses them")
+    traces, them = ("1 trace", "it") if saved == 1 else (f"{saved} traces", "them")
+    say(f"{traces} saved; `ddpdoctor analyze {run} --window {request.number}` diagnoses {them}")
 
 
 def _is_final(live: LiveRun, ranks: Sequence[Present], states: Collection[Mapping[str, Any]]) -> bool:
