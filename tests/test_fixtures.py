@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
+from ddpdoctor.diagnose.facts_view import lookup
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
@@ -23,8 +24,14 @@ def test_recorded_run_gets_its_diagnosis(fixture: Path) -> None:
     if expected["rule"] is not None:
         top = diagnosis.findings[0]
         assert top.ranks == expected["ranks"]
-        assert top.where[0].line == expected["line"]
+        assert (top.where[0].line if top.where else None) == expected["line"]
         assert top.speedup_if_fixed is not None and top.speedup_if_fixed > 1.05
+        if (measured_ms := expected.get("measured_after_ms")) is not None:
+            promised_ms = diagnosis.steps.mean_ms / top.speedup_if_fixed
+            assert promised_ms == pytest.approx(measured_ms, rel=expected["within"])
+    assert not {finding.rule for finding in diagnosis.findings} & set(expected.get("without", ()))
+    for path, (low, high) in expected.get("facts", {}).items():
+        assert low <= lookup(diagnosis.facts, path) <= high
     assert sum(diagnosis.breakdown.values()) == pytest.approx(1.0)
     steps = diagnosis.steps
     recorded = {
