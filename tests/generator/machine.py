@@ -84,6 +84,8 @@ class Machine:
         self.device_events: list[DeviceEvent] = []
         self.activities: list[Activity] = []
         self.hook_events: list[HookEvent] = []
+        self.device_marks: list[tuple[str, float]] = []
+        """Names of the hook's CUDA events, and when the compute stream reaches them."""
         self._external = 0
         self._correlation = 100
         self._queued: deque[float] = deque(maxlen=config.queue_depth)
@@ -112,8 +114,15 @@ class Machine:
     def seen(self, kind: str, **fields: object) -> Iterator[None]:
         """Context whose time is recorded by a hook, in the vocabulary of step logs."""
         start_us = self.now_us
+        self.mark_device(kind)
         yield
+        self.mark_device(f"{kind}_end")
         self.hook_events.append(HookEvent(kind, start_us, self.now_us, fields))
+
+    def mark_device(self, name: str) -> None:
+        """Record a CUDA event."""
+        if name.removesuffix("_end") in ("fwd", "bwd", "ready", "opt"):
+            self.device_marks.append((name, max(self.now_us, self.compute_free_us)))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -194,6 +194,8 @@ class Config:
     """Whether each bucket is first reduced within its host, then across all ranks."""
     metric_allreduce: bool = False
     """Whether Python calls dist.all_reduce with one number at the end of every step."""
+    device_times: bool = False
+    """Whether the step logs have the CUDA events of the hook."""
 
     clocks: tuple[HostClock, ...] = ()
     """One clock per host; missing ones show true time."""

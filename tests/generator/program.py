@@ -151,6 +151,7 @@ class RankProgram:
         ready_after = self._bucket_places(kernels) if synchronised else []
         buckets: list[Collective] = []
         base_us = machine.now_us
+        machine.mark_device("bwd")
         machine.work(25.0)
         machine.thread = machine.backward_thread
         for index, launch in enumerate(run):
@@ -162,7 +163,9 @@ class RankProgram:
                 buckets.append(self._reduce(len(buckets), step, micro))
         machine.work(10.0)
         machine.thread = MAIN_THREAD
+        machine.mark_device("ready")
         yield from self._wait_for(buckets)
+        machine.mark_device("bwd_end")
         ready_us = [bucket.issued_us[rank] for bucket in buckets]
         fields = {"m": 0, "sync": synchronised, "w": 3, "base_us": base_us, "ready_us": ready_us}
         machine.hook_events.append(HookEvent("bwd", base_us, machine.now_us, fields))

@@ -31,7 +31,8 @@ def generate_run(config: Config, directory: str | os.PathLike[str]) -> Simulatio
         place = folder / "ranks" / f"{rank:05d}"
         place.mkdir(parents=True)
         (place / "rank.json").write_text(json.dumps(_rank(config, rank)))
-        (place / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in _lines(program)))
+        lines = _lines(program) + (_device_lines(program) if config.device_times else [])
+        (place / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         write_trace(program, place).rename(place / "trace.json.gz")
     return simulation
 
@@ -96,6 +97,19 @@ def _lines(program: RankProgram) -> list[dict[str, object]]:
             marks = _marks(config, step)
             lines.append({"step": step, "t": times, "cpu": 1, "runq": 0, "ev": events, "marks": marks})
             start_us, events = ended_us, []
+    return lines
+
+
+def _device_lines(program: RankProgram) -> list[dict[str, object]]:
+    """The lines with the times of each step's CUDA events, on a clock of the device. A step ends there when its optimizer does."""
+    lines: list[dict[str, object]] = []
+    start_us, times = 0.0, []
+    for name, at_us in program.machine.device_marks:
+        times.append([name, round((at_us - start_us) * 1000)])
+        if name == "opt_end":
+            times.append(["end", times[-1][1]])
+            lines.append({"device": len(lines), "at": round(start_us * 1000), "times": times})
+            start_us, times = at_us, []
     return lines
 
 

@@ -6,7 +6,10 @@ import pytest
 from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.costs import Context, RareSource, costs_under, price_all
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE
+from tests.generator import SMALL, Config, Plant, When
+from tests.measure.costs.test_rare import mean_ms, measured
 from tests.measure.made import NoLines, simple
+from tests.measure.traced import found
 
 USUAL_MS = {"transfer_ms": 0.0, "forward": 20.0, "backward": 10.0}
 
@@ -48,3 +51,24 @@ def test_other_changes_save_no_more_than_the_workers_leave():
     assert costs["launch"].ms_per_step == pytest.approx(5.0)
     assert costs["launch"].speedup == pytest.approx(100 / 95)
     assert costs["data"].ms_per_step == pytest.approx(50.0)
+
+
+RUN = Config(**SMALL, warmup_steps=60, steps=5, device_times=True)
+"""60 steps before a window of five, with CUDA events."""
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(("ms", "every"), [(5.0, 1), (20.0, 1), (30.0, 2), (60.0, 4)])
+def test_waits_of_a_simulated_run_cost_what_the_device_waits(tmp_path, ms, every, ahead):
+    """A wait of 5 ms costs a host that runs ahead nothing, and a longer one only what the queue does not hide. A third of that
+    may be told as host work: the launches after a wait, which would be hidden without it."""
+    plant = Plant("slow_data", ranks=(0, 1, 2, 3), ms=ms, when=When(first=-60, every=every))
+    more = {"item_every": 0 if ahead else 1, "queue_depth": 250}
+    config = Config(**{**vars(RUN), **more, "plants": (plant,)})
+    healthy = Config(**{**vars(RUN), **more})
+    measurement = measured(config, tmp_path)
+    assert found(measurement.facts.late) == {}
+    true_ms = mean_ms(config) - mean_ms(healthy)
+    low, high = (0.64 if ahead else 0.87) * true_ms - 0.3, 1.1 * true_ms + 0.3
+    assert low <= measurement.facts.shared.data.ms_per_step <= high
+    assert (true_ms < 0.1) == (ahead and ms == 5.0)
