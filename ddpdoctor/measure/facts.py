@@ -158,8 +158,10 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     p95_ms: float | None = None
     samples_per_s: float | None = None
     """Samples per second, all ranks together; not known where not all were recorded."""
+    samples: float | None = None
+    """Samples per rank and step: mean over the steps, median over the ranks."""
     batch_size: float | None = None
-    """Median samples per rank and micro-batch."""
+    """Samples per batch of the data loader: mean over the steps, median over the ranks."""
     batch_size_most: float | None = None
     """Mean batch size of the rank with the most samples per step, relative to the median of the others (1.0: even)."""
     input_most: float | None = None

@@ -26,7 +26,7 @@ from ddpdoctor.measure.costs import (
 )
 from ddpdoctor.measure.facts import Facts, GpuFacts, LateFacts, SharedFacts
 from ddpdoctor.measure.flames import flames
-from ddpdoctor.measure.graph import Graphs, all_excluded_steps, build_graphs, python_parts
+from ddpdoctor.measure.graph import Graphs, all_excluded_steps, build_graphs, loader_limit_ns, python_parts
 from ddpdoctor.measure.memory import Memory, memory_of
 from ddpdoctor.measure.metrics import (
     MessageCost,
@@ -204,7 +204,7 @@ def _context(
         patterns=patterns,
         rare_sources=_rare_sources(graphs, log_lines),
         device_run=_device_run(graphs),
-        workers_busy=max((work.busy_share for work in workers_work.values() if work.has_cores), default=0.0),
+        loader_limit_ms=_loader_limit_ms(logs, workers_work),
         throttled_ranks=throttled_beyond_others(logs, telemetry),
         reducer=ReducerCosts(
             synced_ns=tuple(work.whole_ns if work else 0.0 for work in reducers),
@@ -239,19 +239,26 @@ def _work_of_slowest_rank(
     return workers_work.get(max(waits, key=lambda rank: waits[rank], default=-1))
 
 
+def _loader_limit_ms(logs: Sequence[RankLog], workers_work: Mapping[int, WorkersWork]) -> float:
+    """See :attr:`Context.loader_limit_ms`."""
+    known = [
+        loader_limit_ns(log) for log in logs if log.rank in workers_work and workers_work[log.rank].has_cores
+    ]
+    return max((ns / 1e6 for ns in known if ns is not None), default=0.0)
+
+
 def _rare_sources(graphs: Graphs, log_lines: LogSourceLines) -> list[RareSource]:
-    """Graphs of the whole run, for rare events that a window of a few steps does not show."""
-    sources = []
-    if (beside := graphs.log_beside_window) is not None:
-        sources.append(RareSource(beside, log_lines, RARE_ON_HOST))
+    """Graphs of the whole run, for rare events that a window of a few steps does not show. In device time, what hosts do counts as far as
+    devices wait for it."""
     if (device := _device_run(graphs)) is not None:
-        sources.append(device)
-    return sources
+        return [device]
+    beside = graphs.log_beside_window
+    return [] if beside is None else [RareSource(beside, log_lines, RARE_ON_HOST)]
 
 
 def _device_run(graphs: Graphs) -> RareSource | None:
-    """The whole run in device time."""
-    if graphs.device is None:
+    """The whole run in device time, if that is longer than the window."""
+    if graphs.device is None or graphs.device.cycles <= graphs.primary.cycles:
         return None
     return RareSource(graphs.device, LogSourceLines(graphs.device_logs), RARE_ON_DEVICE)
 
@@ -299,9 +306,7 @@ def _facts(
 def _breakdown(context: Context) -> dict[str, float]:
     breakdown = critical_breakdown(context.graph, context.profiler_ns)
     run = context.device_run
-    if run is None or run.graph.cycles <= context.graph.cycles:
-        return breakdown
-    return with_data_wait_of(breakdown, run.graph)
+    return breakdown if run is None else with_data_wait_of(breakdown, run.graph)
 
 
 def _summaries(graphs: Graphs, memory: Memory) -> list[RankSummary]:

@@ -240,15 +240,16 @@ SHARED_TRANSFERS: dict[SharedCause, SyncKind] = {
 }
 """Causes common to all ranks that are exposed transfers, priced by a replay in which they take no time."""
 
-RARE_ON_HOST: dict[str, Components] = {
+STALLS: dict[str, Components] = {
     LateCause.DATA: (Component.DATA,),
     LateCause.COLLECTION: (Component.COLLECTION,),
     LateCause.CHECKPOINT: (Component.CHECKPOINT,),
-    LateCause.HOST: (Component.HOST,),
 }
+"""What stops the host of a device, and is recorded as such."""
+RARE_ON_HOST: dict[str, Components] = {**STALLS, LateCause.HOST: (Component.HOST,)}
 """What stops the host of a device occasionally, as its step log shows it. ``host`` and waiting can be separated by lateness only."""
-RARE_ON_DEVICE: dict[str, Components] = {LateCause.COMPUTE: DEVICE_COMPUTATION}
-"""The same of device time, in which all work is computation."""
+RARE_ON_DEVICE: dict[str, Components] = {**RARE_ON_HOST, LateCause.COMPUTE: DEVICE_COMPUTATION}
+"""The same of device time, which also has computation."""
 
 STANDALONE: dict[str, Components] = {
     LateCause.DATA: (Component.DATA,),

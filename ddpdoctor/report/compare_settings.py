@@ -74,6 +74,9 @@ def size_differences(before: Diagnosis, after: Diagnosis) -> tuple[list[Change],
 def batch_size(diagnosis: Diagnosis) -> float | None:
     """Samples per rank in a usual step, including gradient accumulation; None if unknown."""
     facts = diagnosis.facts
+    if (samples := lookup(facts, "steps.samples")) is not None:
+        return float(samples)
+    # Of an earlier version.
     size = lookup(facts, "steps.batch_size") or lookup(facts, "loader.batch_size")
     micro = float(lookup(facts, "steps.micro_batches") or 1.0)
     usual = micro if abs(micro - round(micro)) > _MICRO_BATCH_TOLERANCE * micro else float(round(micro))

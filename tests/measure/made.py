@@ -92,6 +92,7 @@ def graph_of(*groups, ranks=None, samples=None, run_delay_ms=None, cpu_ms=None, 
             micro_batches=nothing,
             cpu=in_steps(cpu_ms, r, MS),
             elements=in_steps(elements, r),
+            batch=nothing,
         )
         for r in range(world)
     ]

@@ -6,17 +6,39 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
+from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.facts import scaled
 from ddpdoctor.measure.metrics import host_idle_ns
-from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, LateCause
+from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, STALLS, LateCause
 
 from .buckets import transfer_costs
 from .late import late_work
 from .price import Context, Costs, add_cost
 from .rare import epoch_starts, evaluations_on_some_ranks, rare_pauses
-from .shared import redundant_reductions, shared_synchronisations, shared_work, starved_of_cpu, waits_for_data
+from .shared import redundant_reductions, shared_synchronisations, shared_work, starved_of_cpu
 
 Pricer = Callable[[Context], Costs]
+
+_STALLS = tuple(f"{group}.{cause}" for group in ("late", "shared") for cause in STALLS)
+
+
+def _stalls_of_run(context: Context) -> Costs:
+    """Costs of stalls of the hosts, from device time of the whole run. A window of a few steps does not show how often they occur: W
+    workers that are too slow deliver W batches at once, and then none for as long as a batch takes."""
+    run = context.device_run
+    if run is None:
+        return {}
+    whole = replace(
+        context,
+        graph=run.graph,
+        attribution=attribute(run.graph),
+        lines=run.lines,
+        log_graph=None,
+        profiler_ns=0.0,
+    )
+    costs = {**late_work(whole), **shared_work(whole)}
+    return {path: costs[path] for path in _STALLS if path in costs}
+
 
 PRICERS: tuple[Pricer, ...] = (
     late_work,
@@ -29,7 +51,7 @@ PRICERS: tuple[Pricer, ...] = (
 )
 """Pricers that replay the primary graph; they run if it has cycles. If two of them find a cost of one cause, the larger one is used; of
 equal ones the first."""
-PRICERS_OF_RECORDINGS: tuple[Pricer, ...] = (rare_pauses, evaluations_on_some_ranks)
+PRICERS_OF_RECORDINGS: tuple[Pricer, ...] = (rare_pauses, evaluations_on_some_ranks, _stalls_of_run)
 """Pricers that use the recordings themselves; they always run, after :data:`PRICERS`."""
 _OF_HOSTS = ("late.host", "shared.device_sync", "shared.host", "shared.launch", "shared.outside")
 """Paths of costs of a device's waiting for its host."""
@@ -45,29 +67,43 @@ _COMPUTING = tuple(
 
 
 _NOT_LIMITED = (
-    "late.cpu_starved",
-    "late.data",
-    "late.total",
-    "shared.cpu_starved",
-    "shared.data",
-    "shared.data_epoch_start",
+    *("late.cpu_starved", "late.data", "late.evaluation", "late.total"),
+    *("shared.cpu_starved", "shared.data", "shared.data_epoch_start"),
 )
-"""Paths of costs without which the workers of a loader would prepare more batches."""
+"""Paths of costs without which the workers of a loader would prepare more batches, or that are not of the measured steps."""
 
 
 def _limited_by_workers(costs: Costs, context: Context) -> Costs:
-    """The costs, with those of other causes limited to the time in which the workers of a loader do nothing: no step can be shorter than
-    its batches take to prepare. If the workers are always busy, a step that becomes shorter otherwise waits longer for its batch."""
+    """The costs, with those of other causes limited by the workers of a loader: no step can be shorter than its batches take to prepare.
+    If a step becomes shorter otherwise, it waits longer for them."""
     step_ms = context.mean_step_ms
-    if not step_ms:
+    if not step_ms or not context.loader_limit_ms:
         return costs
-    most_ms = (1.0 - context.workers_busy) * step_ms
+    most_ms = max(step_ms - context.loader_limit_ms, 0.0)
     return {
         path: cost
         if path in _NOT_LIMITED or cost.ms_per_step <= most_ms
         else scaled(cost, most_ms / cost.ms_per_step, step_ms)
         for path, cost in costs.items()
     }
+
+
+def _of_window(costs: Costs, context: Context) -> Costs:
+    """The costs of the primary graph; without those that the whole run shows, if there is device time."""
+    costs = _without_profiler(costs, context)
+    if context.device_run is None:
+        return costs
+    total = costs.get(_TOTAL)
+    kept = {path: cost for path, cost in costs.items() if path not in _STALLS}
+    if total is not None:
+        rest_ms = total.ms_per_step - sum(
+            costs[path].ms_per_step for path in _WORK & costs.keys() - kept.keys()
+        )
+        if rest_ms <= 0.0:
+            del kept[_TOTAL]
+        else:
+            kept[_TOTAL] = scaled(total, rest_ms / total.ms_per_step, total.ms_per_step / total.share)
+    return kept
 
 
 def _without_profiler(costs: Costs, context: Context) -> Costs:
@@ -90,11 +126,8 @@ def price_all(context: Context, progress: Callable[[int, int], None] | None = No
         if progress is not None:
             progress(done, len(pricers))
         costs = pricer(context)
-        priced.append(_without_profiler(costs, context) if pricer in PRICERS else costs)
-    # Of a cause that the whole run shows, a window of a few steps may show more or less than usual.
-    known = waits_for_data(context)
-    priced = [{path: cost for path, cost in costs.items() if path not in known} for costs in priced]
-    return _limited_by_workers(merge([*priced, known], context.mean_step_ms), context)
+        priced.append(_of_window(costs, context) if pricer in PRICERS else costs)
+    return _limited_by_workers(merge(priced, context.mean_step_ms), context)
 
 
 def merge(priced: Iterable[Costs], mean_ms: float | None) -> Costs:

@@ -115,9 +115,10 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     """Of the steps of the run."""
     rare_sources: Sequence[RareSource] = ()
     device_run: RareSource | None = None
-    """The whole run in device time, if ``graph`` is of windows."""
-    workers_busy: float = 0.0
-    """Share of the time in which the workers of the busiest rank's loader prepare batches; 0 if unknown, or if they lack cores."""
+    """The whole run in device time, if ``graph`` is of windows, which are shorter."""
+    loader_limit_ms: float = 0.0
+    """Lower limit of the mean step: the time that the workers of the slowest rank's loader take for its batches; 0 if unknown, or if they
+    lack cores, of which a shorter step leaves them more."""
     throttled_ranks: Sequence[int] = ()
     """Rank numbers whose devices' clocks were lowered more than the others'."""
     reducer: ReducerCosts = msgspec.field(default_factory=ReducerCosts)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.attribution import attribute, component, values_in_steps
+from ddpdoctor.measure.attribution import component, values_in_steps
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import CycleGroup, Graph, SegmentClasses
 from ddpdoctor.measure.numerics import Array, Mask
@@ -65,23 +65,6 @@ def shared_work(context: Context) -> Costs:
         names = context.lines.operators(SHARED_COMPONENTS[SharedCause.LAUNCH])
         costs[SharedCause.LAUNCH] = msgspec.structs.replace(launch, operators=names)
     return _present(costs)
-
-
-def waits_for_data(context: Context) -> Costs:
-    """``shared.data`` from device time of the whole run. A window of a few steps does not show how often a batch is late: W workers
-    that are too slow deliver W at once, and then none for as long as a batch takes."""
-    run = context.device_run
-    if run is None or run.graph.cycles <= context.graph.cycles:
-        return {}
-    whole = msgspec.structs.replace(
-        context,
-        graph=run.graph,
-        attribution=attribute(run.graph),
-        lines=run.lines,
-        log_graph=None,
-        profiler_ns=0.0,
-    )
-    return _present({SharedCause.DATA: common_work(whole, SHARED_COMPONENTS[SharedCause.DATA])})
 
 
 def shared_synchronisations(context: Context) -> Costs:

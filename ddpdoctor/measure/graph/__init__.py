@@ -23,4 +23,4 @@ from .graph import (
 from .lateness import typical_arrival
 from .primary import Graphs, Recording, build_graphs
 from .segments import ComputeTimeline, dependency_probability
-from .standalone_times import issue_time_ns, standalone_data_of_windows
+from .standalone_times import issue_time_ns, loader_limit_ns, standalone_data_of_windows

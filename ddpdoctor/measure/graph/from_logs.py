@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -239,43 +238,32 @@ def _apply_operator_shares(
         work[..., INDEX[Component.FORWARD]] += operators
 
 
-_PASS_OR_UPDATE = (EventKind.BACKWARD, EventKind.OPTIMIZER)
-
-
 def _rank_steps(log: RankLog, origin_ns: int) -> RankSteps:
     steps = log.steps
     # If the job computes on a device, another thread runs the backward pass, and the training thread's CPU time is incomplete.
     cpu = [np.nan if step.cpu_ns is None or log.computes_on_device else step.cpu_ns for step in steps]
+    batches = [_batch_sizes(step) for step in steps]
     return RankSteps(
         np.array([step.number for step in steps], np.int64),
         np.array([step.start_ns - origin_ns for step in steps], float),
         np.array([step.end_ns - origin_ns for step in steps], float),
-        np.array([_samples(step) for step in steps], float),
+        np.array([sum(sizes) if sizes else np.nan for sizes in batches], float),
         np.array([np.nan if step.run_delay_ns is None else step.run_delay_ns for step in steps], float),
-        np.array([_passes_per_update(step) for step in steps], float),
+        np.array([_backward_passes(step) for step in steps], float),
         elements=np.array([_input_elements(step) for step in steps], float),
         cpu=np.array(cpu, float),
+        batch=np.array([sum(sizes) / len(sizes) if sizes else np.nan for sizes in batches], float),
     )
 
 
-def _passes_per_update(step: Step) -> float:
-    """Backward passes per update of parameters; NaN if only the times of the step were recorded. The two models of a GAN, for example, have
-    one pass and one update each. Optimizers that step after the same passes are one update."""
-    if not step.in_full:
-        return float("nan")
-    kinds = [
-        event.kind
-        for event in sorted(step.events, key=lambda event: event.end_ns)
-        if event.kind in _PASS_OR_UPDATE
-    ]
-    updates = sum(pair == _PASS_OR_UPDATE for pair in pairwise(kinds))
-    return kinds.count(EventKind.BACKWARD) / max(updates, 1)
+def _backward_passes(step: Step) -> float:
+    """Backward passes of the step; NaN if only its times were recorded."""
+    return float(sum(e.kind == EventKind.BACKWARD for e in step.events)) if step.in_full else float("nan")
 
 
-def _samples(step: Step) -> float:
-    """Samples of all batches of the step; NaN if no size is known."""
-    sizes = [event.count for event in step.events if event.gives_batch and event.count >= 0]
-    return float(sum(sizes)) if sizes else float("nan")
+def _batch_sizes(step: Step) -> list[int]:
+    """Samples of each batch of the step whose size is known."""
+    return [event.count for event in step.events if event.gives_batch and event.count >= 0]
 
 
 def _input_elements(step: Step) -> float:

@@ -243,4 +243,5 @@ def _rank_steps(window: Window) -> RankSteps:
         cpu=unknown,
         micro_batches=np.where(forwards > 0, forwards, np.nan),
         elements=np.array([window.elements.get(number, np.nan) for number, _, _ in steps], float),
+        batch=unknown,
     )

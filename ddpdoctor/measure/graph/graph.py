@@ -324,12 +324,14 @@ class RankSteps(msgspec.Struct, frozen=True):
     run_delay: Array
     """[N] ns in which the training thread was runnable but had no CPU; NaN if unknown."""
     micro_batches: Array
-    """[N] backward passes per update of parameters; in traces, forward passes."""
+    """[N] backward passes; in traces, forward passes."""
     cpu: Array
     """[N] CPU time of the training thread, ns; NaN if unknown, or if a device does the computation."""
     elements: Array
     """[N] elements of the inputs of forward passes; in traces with shapes, amount of work of all operators (see
     ``window.Window.elements``). Used if samples are unknown or differ in size. NaN if unknown."""
+    batch: Array
+    """[N] samples per batch, mean over the step's batches; NaN if unknown."""
 
 
 class Graph(msgspec.Struct, frozen=True):

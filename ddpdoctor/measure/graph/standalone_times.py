@@ -28,7 +28,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Array, Intervals, Ints, covered, subtract, union_of
-from ddpdoctor.measure.steplog import RankLog, usual_loader
+from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import HOST_IDLE, INDEX, Component, LateCause
 from ddpdoctor.measure.window import (
     DEVICE,
@@ -55,7 +55,7 @@ _DEFAULT_PREFETCH = 2
 def batch_time_ns(log: RankLog) -> float | None:
     """Return the ns per batch that the workers of this rank's training loader take together; None if there are no workers, or too few
     batches were requested while all workers were busy."""
-    loader = usual_loader(log.steps)
+    loader = log.usual_loader
     if loader is None or loader not in log.loaders_with_workers:
         return None
     settings = log.main_loader_settings or {}
@@ -72,6 +72,19 @@ def batch_time_ns(log: RankLog) -> float | None:
     if pairs < _FEWEST_PAIRS or prepared < _FEWEST_PAIRS:
         return None
     return elapsed_ns / prepared
+
+
+def loader_limit_ns(log: RankLog) -> float | None:
+    """Return the ns that the workers take together for the batches of a step, a lower limit of its mean length; None if unknown."""
+    batch_ns = batch_time_ns(log)
+    if batch_ns is None:
+        return None
+    of_loader = [
+        sum(event.gives_batch and event.loader == log.usual_loader for event in step.events)
+        for step in log.steps
+        if step.in_full
+    ]
+    return batch_ns * float(np.mean(of_loader))
 
 
 def standalone_data_ns(

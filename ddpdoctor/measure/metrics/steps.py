@@ -213,9 +213,10 @@ def step_facts(
     lengths_ns = graph.lengths_ns
     mean_ns, median_ns = float(lengths_ns.mean()), float(np.median(lengths_ns))
     samples = _rank_means(graph, [steps.samples for steps in graph.steps])
+    batches = _rank_means(graph, [steps.batch for steps in graph.steps])
     whole = world_size is None or len(graph.ranks) >= world_size
     per_step = float(samples.sum()) if samples is not None and whole else None
-    # Median over the steps and ranks.
+    # Backward passes per step, median over the steps and ranks.
     passes = [
         float(np.nanmedian(of.micro_batches)) for of in graph.steps if not np.isnan(of.micro_batches).all()
     ]
@@ -228,9 +229,8 @@ def step_facts(
         median_ms=median_ns / 1e6,
         p95_ms=float(np.quantile(lengths_ns, 0.95)) / 1e6,
         samples_per_s=per_step / (mean_ns / 1e9) if per_step else None,
-        batch_size=float(np.median(samples)) / max(micro_batches or 1.0, 1.0)
-        if samples is not None
-        else None,
+        samples=None if samples is None else float(np.median(samples)),
+        batch_size=None if batches is None else float(np.median(batches)),
         batch_size_most=_largest_ratio(samples),
         input_most=_largest_ratio(_rank_means(graph, [steps.elements for steps in graph.steps])),
         micro_batches=micro_batches,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.facts import Cost, LoaderFacts
 from ddpdoctor.measure.places import CodeLine, Stack, Where
-from ddpdoctor.measure.steplog import RankLog, WorkerLog, usual_loader
+from ddpdoctor.measure.steplog import RankLog, WorkerLog
 
 from .ranking import by_line, joined, ranked
 from .table import CallStack, gil_owners_of
@@ -71,8 +71,8 @@ class WorkersWork(msgspec.Struct, frozen=True):
 
     @property
     def has_cores(self) -> bool:
-        """Whether the workers hardly wait for a core, as far as is known."""
-        return self.starved_share is None or self.starved_share < _TUNING.starved
+        """Whether it is known that the workers hardly wait for a core."""
+        return self.starved_share is not None and self.starved_share < _TUNING.starved
 
     @property
     def asleep_share(self) -> float | None:
@@ -84,8 +84,7 @@ class WorkersWork(msgspec.Struct, frozen=True):
 
 def work_of_workers(log: RankLog) -> WorkersWork | None:
     """Work of the workers of the loader that gave the most batches; None if it was not recorded."""
-    main = usual_loader(log.steps)
-    chosen = [each for each in log.workers if each.loader == main]
+    chosen = [each for each in log.workers if each.loader == log.usual_loader]
     chosen = chosen or [each for each in log.workers if each.loader is None]
     chosen = [each for each in chosen if each.batches and each.preparing_ns]
     if not chosen:

@@ -7,7 +7,7 @@ Also the synchronisations that all ranks share (:func:`match_syncs`) and the ste
 
 from .absences import notes_on_records
 from .devicetime import in_device_time
-from .log import Activities, RankLog, first, no_samples, usual_loader
+from .log import Activities, RankLog, first, no_samples
 from .patterns import (
     PatternKind,
     StepPattern,

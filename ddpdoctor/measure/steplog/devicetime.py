@@ -6,9 +6,9 @@ gradients, and the reduction ends on all ranks together. Other collectives are o
 when they ran.
 
 Clocks are aligned in two steps. A CUDA event completes no earlier than it is recorded. So, over neighbouring steps, the
-maximum of (start of a step on the host) - (its start on the device's clock) is the offset of the two clocks, minus the
-smallest run-ahead of the host. That remainder is removed by comparing ranks: a gradient reduction ends on all of them at the same
-moment.
+maximum of (an event on the host) - (the event on the device's clock) is the offset of the two clocks, minus the
+smallest run-ahead of the host: none if the device waits for the host at any of these events, as after a late batch or a checkpoint.
+That remainder is removed by comparing ranks: a gradient reduction ends on all of them at the same moment.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ class _TimedStep(msgspec.Struct, frozen=True):
     length_ns: int
     events: tuple[Event, ...]
     """Timed events: ns after ``start_ns``. Others: ns after the step's start on the host."""
+    ahead_ns: int
+    """Lower bound of the time by which the host's clock is ahead of the device's."""
 
     @property
     def last_reduction_ns(self) -> int:
@@ -109,20 +111,24 @@ def timed_step(step: Step, times: DeviceTimes | None) -> _TimedStep | None:
         return None
     counts: Counter[str] = Counter()
     events: list[Event] = []
+    # Of each mark, ns after the step's start: on the host minus on the device.
+    recorded = [0]
     for event in sorted(step.events, key=lambda event: event.start_ns):
         if event.kind in _TIMED:
             timed = _timed_event(event, times, counts[event.kind])
             if timed is None:
                 return None
+            recorded.append(event.start_ns - times.marks_named(_TIMED[event.kind][0])[counts[event.kind]])
             counts[event.kind] += 1
             events.append(timed)
         elif event.kind not in _OMITTED_KINDS:
             events.append(event)
     counts_match = all(len(times.marks_named(begin)) == counts[kind] for kind, (begin, _) in _TIMED.items())
     reduced = any(event.kind in _TIMED and event.reductions for event in events)
-    return (
-        _TimedStep(step, times.start_ns, times.length_ns, tuple(events)) if counts_match and reduced else None
-    )
+    if not counts_match or not reduced:
+        return None
+    ahead_ns = step.start_ns - times.start_ns + max(recorded)
+    return _TimedStep(step, times.start_ns, times.length_ns, tuple(events), ahead_ns)
 
 
 def _timed_event(event: Event, times: DeviceTimes, number: int) -> Event | None:
@@ -149,9 +155,7 @@ def _timed_event(event: Event, times: DeviceTimes, number: int) -> Event | None:
 def _host_clock_offsets(ranks: Sequence[Sequence[_TimedStep]]) -> list[Ints]:
     """By rank: [N] ns by which the hosts' clock is ahead of the device's at each step."""
     ahead = [
-        running(np.array([timed.step.start_ns - timed.start_ns for timed in steps]), TUNING.neighbours).max(
-            axis=-1
-        )
+        running(np.array([timed.ahead_ns for timed in steps]), TUNING.neighbours).max(axis=-1)
         for steps in ranks
     ]
     ends = np.array(

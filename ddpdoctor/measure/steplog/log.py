@@ -41,12 +41,6 @@ def first(infos: Sequence[dict[str, Any]], key: str) -> Any:
     return next((info[key] for info in infos if info.get(key) is not None), None)
 
 
-def usual_loader(steps: Sequence[Step]) -> int | None:
-    """Id of the loader that gave the most batches."""
-    batches = Counter(event.loader for step in steps for event in step.events if event.gives_batch)
-    return batches.most_common(1)[0][0] if batches else None
-
-
 def no_samples() -> Ints:
     """An empty table of samples, [0, 4]."""
     return np.empty((0, 4), np.int64)
@@ -148,12 +142,18 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
         return not self.main_loaders or event.loader in self.main_loaders
 
     @cached_property
+    def usual_loader(self) -> int | None:
+        """Id of the loader that gave the most training batches."""
+        events = (event for step in self.steps for event in step.events)
+        batches = Counter(each.loader for each in events if each.gives_batch and self.is_of_training(each))
+        return batches.most_common(1)[0][0] if batches else None
+
+    @cached_property
     def main_loader_settings(self) -> dict[str, Any] | None:
-        """Recorded settings of the loader that gave the most batches."""
-        chosen = usual_loader(self.steps)
+        """Recorded settings of :attr:`usual_loader`."""
         every = enumerate(self.record.info.get("loaders") or [])
-        found = (loader for place, loader in every if loader.get("id", place) == chosen)
-        return next(({"id": chosen, **loader} for loader in found), None)
+        found = (loader for place, loader in every if loader.get("id", place) == self.usual_loader)
+        return next(({"id": self.usual_loader, **loader} for loader in found), None)
 
     @property
     def loaders_with_workers(self) -> set[int]:

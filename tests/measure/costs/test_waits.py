@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
+from ddpdoctor.analysis import Options, prepare
 from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.costs import Context, RareSource, costs_under, price_all
+from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE
 from tests.generator import SMALL, Config, Plant, When
+from tests.generator.rundirectory import generate_run
 from tests.measure.costs.test_rare import mean_ms, measured
 from tests.measure.made import NoLines, simple
 from tests.measure.traced import found
@@ -44,13 +47,14 @@ def test_a_run_without_device_time_is_priced_from_its_window():
 
 
 def test_other_changes_save_no_more_than_the_workers_leave():
-    """The workers prepare batches for 95 % of the time, so no step can be more than 5 % shorter unless they are faster."""
+    """The workers take 95 ms for the batch of a step of 100 ms, so no step can be more than 5 ms shorter unless they are faster."""
     job = simple(1, data=50.0, launch=20.0, **USUAL_MS)
     assert priced(job)["launch"].ms_per_step == pytest.approx(20.0)
-    costs = priced(job, workers_busy=0.95)
+    costs = priced(job, loader_limit_ms=95.0)
     assert costs["launch"].ms_per_step == pytest.approx(5.0)
     assert costs["launch"].speedup == pytest.approx(100 / 95)
     assert costs["data"].ms_per_step == pytest.approx(50.0)
+    assert priced(job, loader_limit_ms=70.0)["launch"].ms_per_step == pytest.approx(20.0)
 
 
 RUN = Config(**SMALL, warmup_steps=60, steps=5, device_times=True)
@@ -72,3 +76,37 @@ def test_waits_of_a_simulated_run_cost_what_the_device_waits(tmp_path, ms, every
     low, high = (0.64 if ahead else 0.87) * true_ms - 0.3, 1.1 * true_ms + 0.3
     assert low <= measurement.facts.shared.data.ms_per_step <= high
     assert (true_ms < 0.1) == (ahead and ms == 5.0)
+
+
+@pytest.mark.parametrize("windows", [True, False], ids=["window", "events only"])
+@pytest.mark.parametrize(
+    ("kind", "cause", "ms", "every", "item_every"),
+    [
+        ("checkpoint", "checkpoint", 11.0, 3, 3),
+        ("checkpoint", "checkpoint", 5.0, 3, 0),
+        ("slow_data", "data", 6.0, 1, 3),
+        ("slow_data", "data", 40.0, 4, 1),
+        ("slow_h2d", "compute", 5.0, 3, 3),
+    ],
+)
+def test_a_stall_of_one_rank_is_priced_in_device_time(tmp_path, kind, cause, ms, every, item_every, windows):
+    """The window of five steps has it more or less often than the run. The clock of a device is tied to its host's by the events that the
+    device reaches while it waits for the host. A copy counts as a slow step of the device, as no event tells its cause."""
+    config = Config(**{**vars(RUN), "warmup_steps": 120, "item_every": item_every})
+    stalled = Config(
+        **{**vars(config), "plants": (Plant(kind, ranks=(1,), ms=ms, when=When(first=-120, every=every)),)}
+    )
+    generate_run(stalled, tmp_path / "run")
+    if not windows:
+        for trace in (tmp_path / "run").glob("ranks/*/trace.json.gz"):
+            trace.unlink()
+    prepared = prepare([str(tmp_path / "run")], Options(cache=False, jobs=1))
+    measurement = measure(prepared.logs, prepared.windows, {})
+    late = found(measurement.facts.late)
+    named = {cause, "total"} if kind != "slow_h2d" else {"host", "total"}
+    assert set(late) == named and late["total"].ms_per_step == pytest.approx(
+        late[min(named)].ms_per_step, rel=0.01
+    )
+    true_ms = mean_ms(stalled) - mean_ms(config)
+    assert late["total"].ms_per_step == pytest.approx(true_ms, rel=0.15)
+    assert late[min(named)].ranks == [1]
