@@ -19,8 +19,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -57,43 +57,49 @@ from workloads_parts import (
 )
 
 
-def gpt(clock: Clock, slow: bool) -> None:
-    model, optimizer = ddp_gpt()
-    data = Tokens()
-    loader = batches(data, pick(16, 2), sampler=DistributedSampler(data))
+def train_gpt(
+    clock: Clock,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader,
+    precision: Callable[[], AbstractContextManager[object]] = autocast,
+) -> None:
     for tokens, targets in loader:
         tokens, targets = tokens.to(DEVICE, non_blocking=True), targets.to(DEVICE, non_blocking=True)
-        with autocast():
+        with precision():
             loss = model(tokens, targets)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
         if clock.step():
             break
+
+
+def gpt(clock: Clock, slow: bool) -> None:
+    data = Tokens()
+    train_gpt(clock, *ddp_gpt(), batches(data, pick(16, 2), sampler=DistributedSampler(data)))
 
 
 def gpt_fp32(clock: Clock, slow: bool) -> None:
-    model, optimizer = ddp_gpt()
-    for tokens, targets in batches(Tokens(), pick(8, 2)):
-        tokens, targets = tokens.to(DEVICE, non_blocking=True), targets.to(DEVICE, non_blocking=True)
-        with nullcontext() if slow else autocast():
-            loss = model(tokens, targets)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        if clock.step():
-            break
+    train_gpt(clock, *ddp_gpt(), batches(Tokens(), pick(8, 2)), nullcontext if slow else autocast)
 
 
 def gpt_compiled(clock: Clock, slow: bool) -> None:
     if not CUDA:
         raise NotImplementedError("needs a GPU")
     model, optimizer = ddp_gpt(4)
-    compiled = torch.compile(model)
-    for tokens, targets in batches(Tokens(), 24):
-        tokens, targets = tokens.to(DEVICE, non_blocking=True), targets.to(DEVICE, non_blocking=True)
+    train_gpt(clock, torch.compile(model), optimizer, batches(Tokens(), 24))
+
+
+def train_images(
+    clock: Clock, model: nn.Module, loader: Iterable[Any], device: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """``device`` copies a tensor to the device."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    for images, labels in loader:
+        images, labels = device(images).contiguous(memory_format=torch.channels_last), device(labels)
         with autocast():
-            loss = compiled(tokens, targets)
+            loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -101,11 +107,17 @@ def gpt_compiled(clock: Clock, slow: bool) -> None:
             break
 
 
-def resnet_jpeg(clock: Clock, slow: bool) -> None:
+def ddp_resnet(large: bool = False) -> nn.Module:
     from torchvision.models import resnet18, resnet50
 
-    model = ddp(pick(resnet50, resnet18)().to(memory_format=torch.channels_last))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    return ddp((resnet50 if large and CUDA else resnet18)().to(memory_format=torch.channels_last))
+
+
+def without_waiting(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(DEVICE, non_blocking=True)
+
+
+def resnet_jpeg(clock: Clock, slow: bool) -> None:
     if slow:
         loader = DataLoader(Photographs(), batch_size=pick(64, 2), num_workers=pick(2, 1), drop_last=True)
     else:
@@ -118,16 +130,7 @@ def resnet_jpeg(clock: Clock, slow: bool) -> None:
             prefetch_factor=4,
             drop_last=True,
         )
-    for images, labels in loader:
-        images = images.to(DEVICE, memory_format=torch.channels_last, non_blocking=True)
-        labels = labels.to(DEVICE, non_blocking=True)
-        with autocast():
-            loss = F.cross_entropy(model(images), labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        if clock.step():
-            break
+    train_images(clock, ddp_resnet(large=True), loader, without_waiting)
 
 
 def logging_item(clock: Clock, slow: bool) -> None:
@@ -267,34 +270,12 @@ def fp16_scaler(clock: Clock, slow: bool) -> None:
 
 
 def pageable(clock: Clock, slow: bool) -> None:
-    from torchvision.models import resnet18
-
-    model = ddp(resnet18().to(memory_format=torch.channels_last))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    data = Arrays(pick(224, 32))
-    for images, labels in batches(data, pick(256, 2), workers=6, pin_memory=CUDA and not slow):
-        images = images.to(DEVICE, non_blocking=not slow)
-        labels = labels.to(DEVICE, non_blocking=not slow)
-        with autocast():
-            loss = F.cross_entropy(model(images.contiguous(memory_format=torch.channels_last)), labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        if clock.step():
-            break
+    loader = batches(Arrays(pick(224, 32)), pick(256, 2), workers=6, pin_memory=CUDA and not slow)
+    train_images(clock, ddp_resnet(), loader, (lambda tensor: tensor.to(DEVICE)) if slow else without_waiting)
 
 
 def python_dataset(clock: Clock, slow: bool) -> None:
-    model, optimizer = ddp_gpt(6)
-    for tokens, targets in batches(Texts(), pick(8, 2), workers=0 if slow else 8):
-        tokens, targets = tokens.to(DEVICE, non_blocking=True), targets.to(DEVICE, non_blocking=True)
-        with autocast():
-            loss = model(tokens, targets)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        if clock.step():
-            break
+    train_gpt(clock, *ddp_gpt(6), batches(Texts(), pick(8, 2), workers=0 if slow else 8))
 
 
 def unused(clock: Clock, slow: bool) -> None:
@@ -332,34 +313,14 @@ def memory_full(clock: Clock, slow: bool) -> None:
 
 
 def two_streams(clock: Clock, slow: bool) -> None:
-    from torchvision.models import resnet18, resnet50
-
-    model = ddp(pick(resnet50, resnet18)().to(memory_format=torch.channels_last))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    data = Arrays(pick(224, 32), torch.uint8)
-    for images, labels in Prefetcher(batches(data, pick(96, 2))):
-        with autocast():
-            loss = F.cross_entropy(model(images.contiguous(memory_format=torch.channels_last)), labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        if clock.step():
-            break
+    loader = batches(Arrays(pick(224, 32), torch.uint8), pick(96, 2))
+    train_images(clock, ddp_resnet(large=True), Prefetcher(loader), lambda tensor: tensor)
 
 
 def dynamic_shapes(clock: Clock, slow: bool) -> None:
-    model, optimizer = ddp_gpt()
     lengths = tuple(pick(128, 4) + index * 7 % 25 * pick(16, 1) for index in range(25))
     clock.every = pick(len(lengths), 1)
-    for tokens, targets in batches(Tokens(lengths, pick(16, 2)), pick(16, 2)):
-        tokens, targets = tokens.to(DEVICE, non_blocking=True), targets.to(DEVICE, non_blocking=True)
-        with autocast():
-            loss = model(tokens, targets)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        if clock.step():
-            break
+    train_gpt(clock, *ddp_gpt(), batches(Tokens(lengths, pick(16, 2)), pick(16, 2)))
 
 
 Job = Callable[[Clock, bool], None]
