@@ -106,7 +106,7 @@ def test_another_schema_is_told(tmp_path, name, known, found):
 @pytest.mark.parametrize("run", sorted(FIXTURES.glob("*/manifest.json")), ids=lambda path: path.parent.name)
 def test_what_we_recorded_has_the_types_that_we_expect(run):
     opened = RunDirectory.open(str(run.parent))
-    assert opened.notes == [] and len(opened.ranks) == 2
+    assert opened.notes == [] and len(opened.ranks) == len(list(run.parent.glob("ranks/*")))
 
 
 def test_watch_reads_a_manifest_of_odd_types(tmp_path):
