@@ -63,6 +63,9 @@ class _Job(msgspec.Struct, frozen=True):
     """Gradient size of each DDP module, by its id."""
     has_ddp: bool
     sharded: bool
+    searches: bool
+    """Whether an optimizer searches along a line (LBFGS): it evaluates the loss several times per step, and each time needs the gradients
+    of all ranks."""
 
     @classmethod
     def of(cls, steps: Sequence[Step], info: Mapping[str, Any]) -> _Job:
@@ -72,9 +75,9 @@ class _Job(msgspec.Struct, frozen=True):
             for place, module in enumerate(modules)
         }
         # Some libraries import deepspeed without using it.
-        return cls(
-            sizes, has_ddp(steps, info), bool(info.get("fsdp") or (info.get("deepspeed") and not modules))
-        )
+        sharded = bool(info.get("fsdp") or (info.get("deepspeed") and not modules))
+        searches = any(optimizer.get("type") == "LBFGS" for optimizer in info.get("optimizers") or [])
+        return cls(sizes, has_ddp(steps, info), sharded, searches)
 
     def gradient_bytes(self, reductions: Sequence[Reduction]) -> float | None:
         """Sum over the modules reduced in a backward pass; None if unknown."""
@@ -122,7 +125,7 @@ def _gradient_points(step: Step, counts: _PointCounts, job: _Job) -> Iterator[Sy
             step.start_ns + event.gradients_ready_ns,
             step.end_of(event),
             micro=micro,
-            update=sum(start_ns < event.start_ns for start_ns in updates),
+            update=micro if job.searches else sum(start_ns < event.start_ns for start_ns in updates),
             group=f"ddp{module}",
             message_bytes=job.gradient_bytes(reduced),
             where=event.where,

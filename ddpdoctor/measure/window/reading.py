@@ -76,10 +76,19 @@ def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -
         collectives=collectives,
         shows_host=shows_host,
         forwards=np.sort(trace.start_ns[forward]),
-        updates=np.sort(trace.start_ns[classify.optimizer_steps(trace)]),
+        updates=_updates(trace, forward),
         elements=work_amounts(trace, steps),
         **work,
     )
+
+
+def _updates(trace: RankTrace, forward: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Starts of the optimizer's steps. LBFGS evaluates the loss several times per step, and needs the gradients of all ranks each time, so
+    each ``forward`` pass counts too."""
+    counted = classify.optimizer_steps(trace)
+    if (trace.name_mask(lambda name: name.startswith("Optimizer.step#LBFGS")) & counted).any():
+        counted = counted | forward
+    return np.sort(trace.start_ns[counted])
 
 
 def _span(trace: RankTrace, on_device: bool) -> tuple[int, int]:
