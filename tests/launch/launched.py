@@ -73,7 +73,8 @@ def age(root: Path, by_s: float = 2 * 24 * 3600) -> None:
     """Have nobody written to what is below ``root`` for so long."""
     then = time.time() - by_s
     for path in (*root.rglob("*"), root):
-        os.utime(path, (then, then))
+        with contextlib.suppress(FileNotFoundError):  # a launcher may be about to remove it
+            os.utime(path, (then, then))
 
 
 def clean_environment(**more: str) -> dict[str, str]:
