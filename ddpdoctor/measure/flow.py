@@ -189,6 +189,7 @@ def _context(
     profiler_ns: float,
 ) -> Context:
     graph, logs, windows = graphs.primary, graphs.logs, graphs.windows
+    device_run = _device_run(graphs)
     reducers = reducer_work(logs, windows) if graphs.primary_is_log else []
     lines: SourceLines = log_lines
     if graphs.primary_is_window:
@@ -202,8 +203,8 @@ def _context(
         log_graph=graphs.log_beside_window,
         logs=logs,
         patterns=patterns,
-        rare_sources=_rare_sources(graphs, log_lines),
-        device_run=_device_run(graphs),
+        rare_sources=_rare_sources(graphs, log_lines) if device_run is None else [device_run],
+        device_run=device_run,
         loader_limit_ms=_loader_limit_ms(logs, workers_work),
         throttled_ranks=throttled_beyond_others(logs, telemetry),
         reducer=ReducerCosts(
@@ -248,10 +249,8 @@ def _loader_limit_ms(logs: Sequence[RankLog], workers_work: Mapping[int, Workers
 
 
 def _rare_sources(graphs: Graphs, log_lines: LogSourceLines) -> list[RareSource]:
-    """Graphs of the whole run, for rare events that a window of a few steps does not show. In device time, what hosts do counts as far as
-    devices wait for it."""
-    if (device := _device_run(graphs)) is not None:
-        return [device]
+    """Graphs of the whole run, for rare events that a window of a few steps does not show, if there is no device time, in which what hosts
+    do counts as far as devices wait for it."""
     beside = graphs.log_beside_window
     return [] if beside is None else [RareSource(beside, log_lines, RARE_ON_HOST)]
 

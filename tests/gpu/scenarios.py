@@ -145,7 +145,9 @@ def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
             command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
         for words in scenario.beside:
-            run_beside(process, [*ddpdoctor, *words, str(folder / "run")], environment, folder)
+            run_beside(
+                process, [*ddpdoctor, *words, str(folder / "run")], environment, folder, scenario.timeout_s
+            )
         try:
             code = process.wait(scenario.timeout_s)
         except subprocess.TimeoutExpired:
@@ -173,15 +175,29 @@ def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
 
 
 def run_beside(
-    job: subprocess.Popen[bytes], command: list[str], environment: dict[str, str], folder: Path
+    job: subprocess.Popen[bytes],
+    command: list[str],
+    environment: dict[str, str],
+    folder: Path,
+    limit_s: float,
 ) -> None:
-    """Run the command as soon as the job trains, and add what it prints to ``beside.txt``."""
-    logs = folder / "run" / "ranks"
+    """Run the command as soon as the job trains, and add what it prints to ``beside.txt``. Neither takes longer than ``limit_s``."""
+    logs, end_s = folder / "run" / "ranks", time.monotonic() + limit_s
     while job.poll() is None and not any(path.stat().st_size for path in logs.glob("*/steps.jsonl")):
+        if time.monotonic() > end_s:
+            return
         time.sleep(0.2)
     with open(folder / "beside.txt", "a") as output:
         print("$", *command[1:], file=output, flush=True)
-        done = subprocess.run(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=60, check=False
-        )
-        print("exit code", done.returncode, file=output)
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=limit_s,
+                check=False,
+            )
+            print("exit code", done.returncode, file=output)
+        except subprocess.TimeoutExpired:
+            print("timed out", file=output)

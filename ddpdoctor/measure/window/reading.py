@@ -76,13 +76,13 @@ def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -
         collectives=collectives,
         shows_host=shows_host,
         forwards=np.sort(trace.start_ns[forward]),
-        updates=_updates(trace, forward),
+        updates=_update_starts(trace, forward),
         elements=work_amounts(trace, steps),
         **work,
     )
 
 
-def _updates(trace: RankTrace, forward: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _update_starts(trace: RankTrace, forward: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Starts of the optimizer's steps. LBFGS evaluates the loss several times per step, and needs the gradients of all ranks each time, so
     each ``forward`` pass counts too."""
     counted = classify.optimizer_steps(trace)
@@ -308,16 +308,13 @@ def optimizer_updates(trace: RankTrace, lane: int | None = None) -> Intervals:
     """Return the optimizer's steps, on one lane or on all, without a forward and backward pass in the optimizer's closure: each from the
     last end of such a pass. Lightning always passes a closure."""
     starts, ends = _annotated(trace, classify.is_optimizer_step, lane)
-    passes = trace.category_mask("cpu_op", "user_annotation") & trace.name_mask(
-        lambda name: name.startswith(ENGINE) or classify.is_ddp_forward(name)
+    pass_starts, pass_ends = _annotated(
+        trace, lambda name: name.startswith(ENGINE) or classify.is_ddp_forward(name)
     )
-    rows = np.flatnonzero(passes)
-    if not len(starts) or not len(rows):
+    if not len(pass_starts):
         return starts, ends
-    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
-    first, stop = np.searchsorted(trace.start_ns[rows], starts), np.searchsorted(trace.start_ns[rows], ends)
-    last_end = np.maximum.accumulate(trace.end_ns[rows])[stop - 1]
-    return np.where(stop > first, np.clip(last_end, starts, ends), starts), ends
+    first, stop = np.searchsorted(pass_starts, starts), np.searchsorted(pass_starts, ends)
+    return np.where(stop > first, np.minimum(pass_ends[stop - 1], ends), starts), ends
 
 
 def _annotated(trace: RankTrace, predicate: Callable[[str], bool], lane: int | None = None) -> Intervals:
